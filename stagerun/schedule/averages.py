@@ -21,6 +21,10 @@ def weights(shape: str | None, iters: Sequence[int]) -> tuple[float, ...]:
 
     >>> weights("linear", [100, 200, 300, 400]), weights("one_minus_sqrt", [6000, 6500])[1]
     ((0.25, 0.25, 0.25, 0.25), 0.2928932188134525)
+    >>> [round(weight, 6) for weight in weights("cosine", [10, 11, 40, 100])]  # by hand: the rate reaches 0 at 130
+    [0.000171, 0.146275, 0.707107, 0.146447]
+    >>> weights(None, [5, 7]), weights("cosine", [9])
+    ((0.5, 0.5), (1.0,))
     """
     n = len(iters)
     if shape is None or n == 1:

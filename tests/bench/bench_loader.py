@@ -28,6 +28,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import contract
 import cv2
 import lmdb
 import numpy as np
@@ -38,7 +39,6 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from stagerun.data import jpeg
-from stagerun.tools.data import prepare
 
 SIDE, BATCH = 224, 64
 AHEAD = 8  # batches, no less than any side makes ahead
@@ -254,14 +254,14 @@ def main() -> None:
     files = [file.read_bytes() for file in sorted(photos.glob("*.jp*g"))]
     if not files:
         sys.exit(f"there are no JPEGs in {photos}")
-    if why := prepare.can_prepare():
-        print(f"nothing is prepared: {why}")
-        options.prepared = "no"
     with tempfile.TemporaryDirectory(prefix="stagerun-bench-") as folder:
         setting = Setting(f"{folder}/plain", f"{folder}/prepared", options.threads, InterpMode(options.interp))
         write_lmdb(setting.plain, (datum(data, i) for i, data in enumerate(files)))
         if options.prepared != "no":
-            write_lmdb(setting.prepared, (datum(prepare.prepare(data), i) for i, data in enumerate(files)))
+            done = contract.stagerun(["data", "import", "--prepare", setting.plain, setting.prepared], Path(folder))
+            if done.exit_code:
+                print(f"nothing is prepared: {done.output}")
+                options.prepared = "no"
         print(f"{len(files)} JPEGs of {np.mean([len(f) for f in files]) / 1e3:.0f} kB, {options.threads} thread(s)")
         rates(setting, options)
 

@@ -11,7 +11,6 @@ With `--own`, both are stagerun's loop: one trains a copy of the network from a 
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +21,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from facade import Arithmetic, Normalise, StageLoop, make_state, recipe, torchvision_models, train
-from torch import nn
 
 from stagerun.base.code import Sources
 from stagerun.comm import Comm, SoloComm, make_reducer, runs_of
@@ -31,9 +29,6 @@ from stagerun.engine.feed import feed
 from stagerun.models import build
 from stagerun.models.small import ResNetSmall
 from stagerun.schedule import make_knobs
-
-sys.path.append(str(Path(__file__).parents[1] / "help"))
-import net_texts
 
 LR, MOMENTUM, DECAY, MEAN, SCALE = 0.05, 0.9, 5e-4, 110.0, 1 / 64
 
@@ -46,55 +41,15 @@ class Case:
     precision: recipe.Precision = recipe.Precision.FP32
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
     compiled: bool = False
-    by_hand: Callable[[], torch.nn.Module] | None = (
-        None  # what `model` is compared with, where bench_step doesn't know it
-    )
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision is recipe.Precision.BF16)
-
-
-def caffes_alexnet() -> nn.Module:
-    def conv(inputs: int, outputs: int, kernel: int, **more: int) -> list[nn.Module]:
-        return [nn.Conv2d(inputs, outputs, kernel, **more), nn.ReLU(inplace=True)]
-
-    def normed() -> list[nn.Module]:
-        return [nn.LocalResponseNorm(5, alpha=1.0, beta=0.75, k=1.0), nn.MaxPool2d(3, 2, ceil_mode=True)]
-
-    return nn.Sequential(
-        *conv(3, 96, 11, stride=4), *normed(),
-        *conv(96, 256, 5, padding=2, groups=2), *normed(),
-        *conv(256, 384, 3, padding=1),
-        *conv(384, 384, 3, padding=1, groups=2),
-        *conv(384, 256, 3, padding=1, groups=2), nn.MaxPool2d(3, 2, ceil_mode=True), nn.Flatten(),
-        nn.Linear(9216, 4096), nn.ReLU(inplace=True), nn.Dropout(),
-        nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(),
-        nn.Linear(4096, 1000),
-    )  # fmt: skip
-
-
-def caffes_resnet50() -> nn.Module:
-    """torchvision's, with the steps of 2 where they were published."""
-    net: nn.Module = torchvision_models().resnet50()
-    net.maxpool = nn.MaxPool2d(3, 2, ceil_mode=True)
-    for layer in (net.layer2, net.layer3, net.layer4):
-        layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
-    return net
-
-
-def of_caffe(text: str, by_hand: Callable[[], nn.Module], side: int, batch: int) -> Case:
-    """A net of Caffe's from its prototxt, beside a plain nn.Module with torch's layers."""
-    model = recipe.Model(name=by_hand.__name__, num_classes=1000, net=text, input_shape=(3, side, side))
-    return Case(replace(model, moving_average_fraction=None, eps=None), side=side, batch=batch, by_hand=by_hand)
 
 
 CASES = {
     "resnet18": Case(recipe.Model(name="resnet18", num_classes=1000), side=64, batch=32),
     "resnet50": Case(recipe.Model(name="resnet50", num_classes=1000), side=224, batch=16),
     "resnet_small": Case(recipe.Model(name="resnet_small", num_classes=10, channels=1), side=28, batch=64),
-    # AlexNet is Caffe's, with groups and LRN; ResNet-50 the published one, with BatchNorm and Scale as two layers.
-    "caffe_alexnet": of_caffe(net_texts.alexnet(), caffes_alexnet, side=227, batch=32),
-    "caffe_resnet50": of_caffe(net_texts.resnet50(), caffes_resnet50, side=224, batch=16),
 }
 
 
@@ -203,10 +158,8 @@ def training(
 def by_hand(case: Case, batches: list[Batch]) -> Callable[[int], None]:
     """The loop that one would write without stagerun: torch's own BatchNorm, optimiser and loss."""
     torch.manual_seed(1)
-    if case.by_hand is not None:
-        model: torch.nn.Module = case.by_hand()
-    elif case.model.name == "resnet_small":
-        model = with_torchs_norm(ResNetSmall(case.model))
+    if case.model.name == "resnet_small":
+        model: torch.nn.Module = with_torchs_norm(ResNetSmall(case.model))
     else:
         model = getattr(torchvision_models(), case.model.name)(num_classes=case.model.num_classes)
     model = model.to(case.device, memory_format=torch.channels_last).train()

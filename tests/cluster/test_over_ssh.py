@@ -52,28 +52,6 @@ class Job:
         return code, self.text
 
 
-def test_every_host_that_is_missing_is_named(hosts: Cluster, schedule: Path, tmp_path: Path) -> None:
-    hosts["node3"].power_off()
-    file = tmp_path / "some"
-    file.write_text("node1\nnode2\nnode3\nnode8\n")
-    words = [*jobs.STAGERUN, *jobs.words(schedule, tmp_path / "out"), "--hosts", file]
-    done = hosts["node1"].run(*words, timeout=60)
-    assert done.returncode == 69, done.stderr
-    assert re.search(r"^node3 can't be reached: .*(No route|timed out)", done.stderr, re.M), done.stderr
-    assert re.search(r"^node8 can't be reached: .*resolve", done.stderr, re.M), done.stderr
-    assert "node2" not in done.stderr and not (tmp_path / "out").exists()
-    assert not jobs.nothing_left(hosts)
-
-
-def test_a_folder_that_is_not_there(hosts: Cluster, schedule: Path, tmp_path: Path) -> None:
-    words = [*jobs.STAGERUN, *jobs.words(schedule, tmp_path / "out"), "--hosts", hosts.hostfile()]
-    done = hosts["node1"].run(
-        "sh", "-c", f"mkdir -p /tmp/alone; cd /tmp/alone; exec {' '.join(map(str, words))}", timeout=60
-    )
-    assert done.returncode == 69 and "node2 has no folder /tmp/alone" in done.stderr, done.stderr
-    assert "node3 has no folder" in done.stderr and "--sync" in done.stderr
-
-
 @pytest.mark.parametrize("how", ["USR1", "TERM", "KILL"])
 def test_the_launcher_is_told_to_stop_or_killed(
     how: str, hosts: Cluster, schedule: Path, elastic: dict[str, str], tmp_path: Path

@@ -6,12 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from caffe_lies import field, layer_with
-from facade import Model, caffe_blobs, caffe_file, caffe_pb2
+from facade import caffe_blobs, caffe_file, caffe_pb2
 from hypothesis import given
 from hypothesis import strategies as st
-
-from stagerun.base.weights import NORM
-from stagerun.language.caffe_names import here, layers_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "caffe"
 FILES = sorted(GOLDEN.rglob("*.caffemodel"))
@@ -132,24 +129,6 @@ def test_a_shared_blob_is_once_in_a_history_and_among_tensors() -> None:
     read = caffe_file.read_net(net.SerializeToString())
     assert caffe_blobs.learnable(read) == ("a.weight", "a.bias", "b.bias")
     assert [*caffe_blobs.shapes(read)] == [*caffe_blobs.tensors(read)] == ["a.weight", "a.bias", "b.bias"]
-
-
-@pytest.mark.parametrize(
-    ("name", "tensors"),
-    [("resnet50", 6 * 53 + 2), ("resnet50_intel_caffe", 6 * 53 + 2), ("alexnet", 16), ("vgg16", 32)],
-)
-def test_names_of_published_nets_both_ways(name: str, tensors: int) -> None:
-    """What is written under Caffe's names is found under the network's."""
-    model, file = Model(name=name, num_classes=10), {}
-    for layer in layers_of(model):
-        parts = NORM if layer.type == "BatchNorm" else ("weight", "bias")
-        file |= {
-            f"{layer.name}.{part}": ours
-            for part, ours in zip(parts, layer.blobs, strict=False)
-            if not ours.endswith(caffe_blobs.FACTOR)
-        }
-    found = here(model, {theirs: (2, 2) if theirs.endswith("weight") else (2,) for theirs in file})
-    assert found == file and len(set(found.values())) == tensors
 
 
 # -- files that lie: test_caffe_hostile.py has more

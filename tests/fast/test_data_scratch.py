@@ -1,12 +1,13 @@
-"""scratch: one complete copy per node, whoever asks, whatever is killed, full or damaged; and nothing else is touched."""
+"""scratch: one complete copy per node, whoever asks, whatever is killed, full or damaged; nothing else is touched, and a copy that fails
+ends no run."""
 
 import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from facade import (
@@ -20,6 +21,7 @@ from facade import (
     write_lmdb,
 )
 
+from stagerun.data.records import Room, SwitchingRecords
 from stagerun.data.scratch import Copy, Found, Progress, layout, look, stage, staging
 
 BLOCK = 1 << 16
@@ -59,6 +61,20 @@ def folders(disk: Path) -> list[str]:
 
 def data(folder: str) -> bytes:
     return Path(folder, "data.mdb").read_bytes()
+
+
+def fails_below(monkeypatch: pytest.MonkeyPatch, folder: str, after: int = 0) -> None:
+    """Of the files in `folder` so many reads succeed, and then the disk fails."""
+    read, reads = os.preadv, [0]
+
+    def preadv(fd: int, buffers: object, at: int) -> int:
+        if os.readlink(f"/proc/self/fd/{fd}").startswith(folder):
+            reads[0] += 1
+            if reads[0] > after:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(fd, buffers, at)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(os, "preadv", preadv)
 
 
 def flip(path: Path, at: int) -> None:
@@ -274,39 +290,33 @@ def test_interrupted_copies_of_others_make_room_first(source: str, disk: Path, m
 # -- what fails
 
 
-def failing(number: int) -> Callable[..., int]:
+@pytest.mark.parametrize(
+    ("where", "call", "number"),
+    [
+        (os, "pwrite", errno.ENOSPC),
+        (os, "pwrite", errno.EIO),
+        (fcntl, "flock", errno.ENOLCK),
+    ],
+)
+def test_a_disk_that_is_full_or_fails_or_has_no_locks_leaves_no_copy(
+    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch, where: ModuleType, call: str, number: int
+) -> None:
     def fail(*arguments: object) -> int:
         raise OSError(number, os.strerror(number))
 
-    return fail
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-def test_a_full_or_failing_disk_leaves_no_copy(
-    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    monkeypatch.setattr(staging.os, "pwrite", failing(number))
+    monkeypatch.setattr(where, call, fail)
     with pytest.raises(StorageError, match=os.strerror(number)) as error:
         one(source, disk)
-    assert folders(disk) == [] and "scratch" in error.value.hint
+    assert folders(disk) == []
+    assert ("a disk of the node itself" if call == "flock" else "scratch") in error.value.hint
 
 
 def test_a_source_that_fails_half_way_keeps_what_is_there(
     source: str, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, reads = os.preadv, [0]
-
-    def preadv(fd: int, buffers: object, at: int) -> int:
-        if os.readlink(f"/proc/self/fd/{fd}").startswith(source):
-            reads[0] += 1
-            if reads[0] > 4:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return read(fd, buffers, at)  # type: ignore[call-overload]
-
-    monkeypatch.setattr(staging.os, "preadv", preadv)
-    with pytest.raises(DataError, match=r"db/data.mdb: can't be read: Input/output error"):
+    with monkeypatch.context() as patch, pytest.raises(DataError, match=r"data.mdb: can't be read: Input/output error"):
+        fails_below(patch, source, after=4)
         one(source, disk)
-    monkeypatch.setattr(os, "preadv", read)
     assert one(source, disk).bytes == look(source).size - 4 * BLOCK
 
 
@@ -318,20 +328,6 @@ def test_a_source_that_changes_meanwhile_is_refused(source: str, disk: Path) -> 
     os.utime(Path(source, "data.mdb"), ns=(2, 2))
     with pytest.raises(DataError, match="the LMDB was changed"):
         stage([before], str(disk), 0)
-
-
-def test_a_read_only_disk_and_one_without_locks_are_named(
-    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked_at = look(source)
-    with monkeypatch.context() as patch:
-        patch.setattr(layout.os, "open", failing(errno.EROFS))
-        with pytest.raises(StorageError, match=r"Read-only file system"):
-            stage([looked_at], str(disk), 0)
-    monkeypatch.setattr(layout.fcntl, "flock", failing(errno.ENOLCK))
-    with pytest.raises(StorageError, match="No locks available") as error:
-        one(source, disk)
-    assert "a disk of the node itself" in error.value.hint
 
 
 def test_scratch_must_exist_and_be_ours(source: str, tmp_path: Path) -> None:
@@ -374,3 +370,41 @@ def test_a_lock_whose_file_was_removed_is_not_taken_for_held(tmp_path: Path) -> 
     with layout.held_now(path) as held:
         assert held and path.exists()
     os.close(fd)
+
+
+# -- reading changes over between an LMDB and its copy
+
+
+@pytest.mark.parametrize("how", ["cut off", "fails"])
+def test_a_copy_that_fails_is_left_for_the_original(
+    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    copy = one(source, disk)
+    records = SwitchingRecords(look(source), 500, copy)
+    with monkeypatch.context() as patch:
+        if how == "cut off":
+            os.truncate(Path(copy.path, "data.mdb"), 1 << 13)
+        else:
+            fails_below(patch, copy.path)
+        assert [bytes(records.read(i, Room())) for i in range(500)] == [
+            i.to_bytes(4, "little") * 500 for i in range(500)
+        ]
+    [trouble] = records.trouble
+    assert "the copy in scratch can't be read" in trouble and copy.path in trouble
+    assert trouble.endswith(f"{source} is read from now on")
+    again = one(source, disk)  # it is read whole before anybody believes it again
+    assert (again.bytes > 0) == (how == "cut off")
+
+
+@pytest.mark.parametrize("what, text", [("gone", "no such folder"), ("changed", "was changed since it was copied")])
+def test_where_the_original_is_gone_too_both_are_named(source: str, disk: Path, what: str, text: str) -> None:
+    copy = one(source, disk)
+    records = SwitchingRecords(look(source), 500, copy)
+    os.truncate(Path(copy.path, "data.mdb"), 1 << 13)
+    if what == "gone":
+        Path(source).rename(source + ".away")
+    else:
+        os.utime(Path(source, "data.mdb"), ns=(1, 1))
+    with pytest.raises(StorageError, match=text) as error:
+        records.get(200)
+    assert copy.path in error.value.message and "the same command goes on" in error.value.hint

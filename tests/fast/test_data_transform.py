@@ -8,12 +8,21 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from facade import DataError, InterpMode, PadMode, RandomResize, RandomResizedCrop, Rectangle, Transform, order
+from facade import (
+    DataError,
+    InterpMode,
+    PadMode,
+    RandomResize,
+    RandomResizedCrop,
+    Rectangle,
+    Transform,
+    order,
+    pixels,
+    recipe,
+    transform,
+)
 
-from stagerun.base.recipe import RandomAspectRatio
-from stagerun.data import transform
-from stagerun.data.pixels import Draw, apply
-from stagerun.data.transform import draw
+Draw, apply, draw = pixels.Draw, pixels.apply, transform.draw
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data"
 
@@ -43,7 +52,7 @@ RARP = Transform(
     crop_size=224,
     mean_value=(104.0, 117.0, 123.0),
     scale=0.0078125,
-    random_aspect_ratio=RandomAspectRatio(
+    random_aspect_ratio=recipe.RandomAspectRatio(
         min_area_ratio=0.08,
         max_area_ratio=1.0,
         aspect_ratio_change=0.75,

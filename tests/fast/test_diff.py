@@ -26,12 +26,6 @@ def edited(folder: Path, file: str = "schedule", old: str = "", new: str = "") -
     return folder / "a"
 
 
-def test_both_curves_in_one_picture(tmp_path: Path) -> None:
-    a, b = edited(tmp_path / "one"), edited(tmp_path / "other", "schedule", "trunk@12", "trunk@13")
-    assert diff(a, b, "--plot", tmp_path / "both.svg").exit_code == 0
-    assert "B collapse" in (tmp_path / "both.svg").read_text()
-
-
 def run(out: Path, *trained: tuple[str, Path]) -> Path:
     """The output of a run whose stages were trained, one after the other, by the schedules in these folders."""
     store.prepare(store.LocalDisk(), out)

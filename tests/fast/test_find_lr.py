@@ -6,29 +6,29 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from facade import sweep
 
 from stagerun.language import load
-from stagerun.tools.rehearse.sweep import Point, Smoothing, Sweep, rate, shown, suggestion, swept, warnings
 
 SCHEDULE = Path(__file__).parents[2] / "solvers" / "resnet50_72ep"
 
 
-def made(losses: list[float], iterations: int = 0, ended: str = "") -> Sweep:
+def made(losses: list[float], iterations: int = 0, ended: str = "") -> sweep.Sweep:
     """One whose smoothed losses are these, at rates 1e-5, 1e-4.9 and so on."""
-    points = tuple(Point(10 ** (-5 + i / 10), loss, loss) for i, loss in enumerate(losses))
-    return Sweep(
+    points = tuple(sweep.Point(10 ** (-5 + i / 10), loss, loss) for i, loss in enumerate(losses))
+    return sweep.Sweep(
         schedule="s", stage="a", start="seed 1", batch_size=8, iterations=iterations or len(points), points=points,
         ended=ended,
     )  # fmt: skip
 
 
 def test_rates_grow_exponentially_from_the_first_to_the_last() -> None:
-    rates = [rate(i, 1e-6, 1.0, 7) for i in range(7)]
+    rates = [sweep.rate(i, 1e-6, 1.0, 7) for i in range(7)]
     assert rates == pytest.approx([1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0])
 
 
 def test_the_smoothed_loss_is_the_mean_with_weights_that_fade() -> None:
-    smoothing, losses = Smoothing(), [3.0, 1.0, 2.0]
+    smoothing, losses = sweep.Smoothing(), [3.0, 1.0, 2.0]
     assert [smoothing.add(0.1, loss) for loss in losses] == [False] * 3
     weights = [0.98**2, 0.98, 1.0]
     expected = sum(w * loss for w, loss in zip(weights, losses, strict=True)) / sum(weights)
@@ -37,7 +37,7 @@ def test_the_smoothed_loss_is_the_mean_with_weights_that_fade() -> None:
 
 
 def test_it_has_diverged_where_the_smoothed_loss_is_4_times_its_lowest() -> None:
-    smoothing = Smoothing()
+    smoothing = sweep.Smoothing()
     assert not any(smoothing.add(0.1, 1.0) for _ in range(50))
     # A single large loss moves the mean by little.
     assert not smoothing.add(0.1, 5.0)
@@ -47,45 +47,40 @@ def test_it_has_diverged_where_the_smoothed_loss_is_4_times_its_lowest() -> None
 def test_the_steepest_fall_is_sought_before_the_lowest_loss() -> None:
     # Flat, a slope, a steeper one, the lowest at 18, then up, and down from there more steeply than ever.
     losses = [2.0] * 10 + [1.9, 1.8, 1.5, 1.2, 1.1, 1.05, 1.03, 1.01, 1.0, 1.2, 3.0, 1.5, 1.2] + [1.3] * 5
-    found = suggestion(made(losses))
+    found = sweep.suggestion(made(losses))
     assert found.steepest in (pytest.approx(10**-3.9), pytest.approx(10**-3.8))  # 1.8 -> 1.5 -> 1.2
     assert found.tenth == pytest.approx(10 ** (-5 + 1.8) / 10)
-    assert warnings(made(losses)) == []
+    assert sweep.warnings(made(losses)) == []
 
 
 def test_what_makes_a_sweep_worth_little_is_said() -> None:
     falling, rising = [2.0 - i / 100 for i in range(60)], [1.0 + i / 100 for i in range(60)]
-    assert warnings(made(falling)) == ["the loss was still falling at the last rate: take a larger --last-rate"]
-    assert warnings(made(rising)) == ["the loss never fell: take a smaller --first-rate, or more --iters"]
-    assert suggestion(made(rising)).steepest is None
+    assert sweep.warnings(made(falling)) == ["the loss was still falling at the last rate: take a larger --last-rate"]
+    assert sweep.warnings(made(rising)) == ["the loss never fell: take a smaller --first-rate, or more --iters"]
+    assert sweep.suggestion(made(rising)).steepest is None
     few = made(falling[:9], iterations=60, ended="it was interrupted")
-    assert [text.partition(":")[0] for text in warnings(few)] == [
+    assert [text.partition(":")[0] for text in sweep.warnings(few)] == [
         "the sweep ended early",
         "9 iterations gave too little for a suggestion",
     ]
-    assert suggestion(few).tenth is None
+    assert sweep.suggestion(few).tenth is None
 
 
 @pytest.mark.parametrize("iterations, fall, told", [(30, 0.0, False), (30, 0.05, False), (200, 0.5, True)])
 def test_a_fall_that_may_be_chance_suggests_nothing(iterations: int, fall: float, told: bool) -> None:
-    smoothing, drawn = Smoothing(), random.Random(1)
+    smoothing, drawn = sweep.Smoothing(), random.Random(1)
     for i in range(iterations):
         x = i / iterations
-        smoothing.add(rate(i, 1e-7, 10, iterations), 2.3 - fall * (x > 0.5) + 2 * (x > 0.8) + drawn.gauss(0, 0.1))
-    sweep = replace(made([]), points=tuple(smoothing.points), iterations=iterations)
-    assert (suggestion(sweep).steepest is not None) == (suggestion(sweep).tenth is not None) == told
-    assert bool(warnings(sweep)) != told and all("by no more than chance" in text for text in warnings(sweep))
-
-
-def test_the_table_has_the_first_and_the_last() -> None:
-    points = made([float(i) for i in range(100)]).points
-    assert [p.loss for p in shown(points, 5)] == [0.0, 25.0, 50.0, 74.0, 99.0]
-    assert shown(points[:1], 12) == [points[0]]
+        smoothing.add(sweep.rate(i, 1e-7, 10, iterations), 2.3 - fall * (x > 0.5) + 2 * (x > 0.8) + drawn.gauss(0, 0.1))
+    noisy = replace(made([]), points=tuple(smoothing.points), iterations=iterations)
+    found, said = sweep.suggestion(noisy), sweep.warnings(noisy)
+    assert (found.steepest is not None) == (found.tenth is not None) == told
+    assert bool(said) != told and all("by no more than chance" in text for text in said)
 
 
 def test_the_stage_is_as_it_is_but_for_what_comes_between_updates() -> None:
     schedule = load(SCHEDULE, ["cyc2.test_interval=10"])
-    cut, left_out = swept(schedule, "cyc2", 50)
+    cut, left_out = sweep.swept(schedule, "cyc2", 50)
     mine, was = cut.stages[0].solver, schedule.stage("cyc2").solver
     assert [s.name for s in cut.stages] == ["cyc2"] and left_out == () and cut.stages[0].data.val == ()
     same = ("batch_size", "device_batch_size", "transform", "weight_decay", "type", "param", "random_seed", "precision")

@@ -14,11 +14,11 @@ from facade import (
     StageStarted,
     Tested,
     duration,
+    units,
 )
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagerun.base import units
 from stagerun.language import read
 from stagerun.plan import make_plan
 from stagerun.plan.budget import Budget, budget, render_budget

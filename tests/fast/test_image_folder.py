@@ -6,31 +6,28 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import contract
+import made_images
 import pytest
 from facade import (
     SIDE_FILE,
     CopyStopped,
     DataError,
-    ImportOptions,
-    ImportWork,
     RecipeError,
     Schedule,
+    engine,
     same_set,
     with_imports,
 )
 
 from stagerun.base.recipe import Import
-from stagerun.data.importing import engine
 from stagerun.data.importing.first_use import have, remove_others
-from stagerun.data.importing.folder import folder_files
 from stagerun.language import load, look_at_classes, look_at_folders
 from stagerun.launch.compare import what_is_read
 from stagerun.system import image_folder
-from stagerun.system.image_folder import listed
 from stagerun.system.imports import is_there
 from stagerun.system.lmdb_file import with_sets
 from stagerun.tools.rehearse.facts import scratch_room
-from tests.help import made_images
 
 SCHEDULE = """
 model {{ name: "resnet_small" num_classes: 3 }}
@@ -86,8 +83,8 @@ def test_what_a_run_imports_is_what_data_import_makes(folder: Path) -> None:
     s = read(folder)
     said = make(s)
     assert len(said) == 2 and "imported 30 images to" in said[0]
-    work = ImportWork(folder_files(listed(str(folder / "train"))), "train", ImportOptions())
-    engine.run(work, str(folder / "lmdb"), engine.Job(threads=3))
+    done = contract.stagerun(["data", "import", "train", "lmdb"], folder)
+    assert done.exit_code == 0, done.output
     path, made = of_train(s)
     for name in ("data.mdb", SIDE_FILE):  # by itself it is the same file; after an interruption the same records
         assert (Path(made.lmdb) / name).read_bytes() == (folder / "lmdb" / name).read_bytes()
@@ -137,26 +134,6 @@ def test_earlier_states_are_removed_but_for_those_of_other_hosts(folder: Path) -
     )
 
 
-def test_a_stop_leaves_what_is_done_and_the_next_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "RECORDS_PER_COMMIT", 5)
-    s, asked = read(folder), [0]
-
-    def stop() -> bool:
-        asked[0] += 1
-        return asked[0] > 20
-
-    with pytest.raises(CopyStopped):
-        make(s, stop)
-    path, made = of_train(s)
-    assert not is_there(made) and Path(f"{made.lmdb}.partial").is_dir()
-    said = make(s)
-    assert said[0].startswith("goes on behind") and is_there(made)
-    known = read(folder).sets[path]
-    shutil.rmtree(made.lmdb)
-    have(path, made, s.data, lambda: False)
-    assert read(folder).sets[path] == known, "as without a stop"
-
-
 def test_of_two_that_come_at_once_one_imports(folder: Path) -> None:
     s, said = read(folder), list[list[str]]()
     threads = [threading.Thread(target=lambda: said.append(make(s))) for _ in range(3)]
@@ -165,17 +142,6 @@ def test_of_two_that_come_at_once_one_imports(folder: Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(text.partition(": ")[2].split()[1] for one in said for text in one) == ["30", "9"]
-
-
-def test_images_that_cant_be_used_are_all_named(folder: Path) -> None:
-    for name in ("4", "5"):
-        file = folder / "train" / f"n0000000{int(name) % 3}" / f"{name}.JPEG"
-        file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(DataError) as caught:
-        make(read(folder))
-    assert "2 of 30 images can't be used" in caught.value.message
-    assert "n00000001/4.JPEG" in caught.value.message and "n00000002/5.JPEG" in caught.value.message
-    assert f"stagerun data import {folder / 'train'} LMDB --max-bad N" in caught.value.hint
 
 
 def test_a_folder_that_changes_meanwhile_is_refused(folder: Path) -> None:

@@ -2,21 +2,37 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import lmdb
 import made_images
 import numpy as np
 import pytest
-from facade import SIDE_FILE, DataError, Datum, ImportOptions, ImportWork, SourceOptions, UsageError, open_source, order
+from facade import (
+    SIDE_FILE,
+    DataError,
+    Datum,
+    ImportOptions,
+    ImportWork,
+    SourceOptions,
+    UsageError,
+    datum,
+    engine,
+    index,
+    indexing,
+    open_source,
+    order,
+)
 from PIL import Image
 
-from stagerun.data import datum, index
-from stagerun.data.importing.engine import Job, Result, run
-from stagerun.data.indexing import build
-from stagerun.system.imports import REPORT
-from stagerun.tools.data.sources import Item, Pixels
+REPORT = "stagerun-import.txt"
+
+
+class Item(NamedTuple):
+    name: str
+    label: int
+    several: None = None
 
 
 class Given:
@@ -25,7 +41,7 @@ class Given:
     kind, signature, classes = "folder", "0123", ("a", "b", "c")
     ignored: tuple[str, ...] = ()
 
-    def __init__(self, *images: tuple[str, int, bytes | Pixels | Exception]) -> None:
+    def __init__(self, *images: tuple[str, int, bytes | Exception]) -> None:
         self._images = images
 
     def __len__(self) -> int:
@@ -34,16 +50,17 @@ class Given:
     def item(self, i: int) -> Item:
         return Item(*self._images[i][:2])
 
-    def read(self, i: int) -> bytes | Pixels:
+    def read(self, i: int) -> bytes:
         content = self._images[i][2]
         if isinstance(content, Exception):
             raise content
         return content
 
 
-def made(source: Any, out: Path, max_bad: int = 0, **options: Any) -> Result:
-    work = ImportWork(source, "given", ImportOptions(**options), pixels_alone=source.kind == "cifar")
-    return run(work, str(out), Job(threads=2, max_bad=max_bad))
+def made(source: Any, out: Path, max_bad: int = 0, **options: Any) -> Any:
+    pixels_alone = source.kind in ("cifar", "idx")
+    work = ImportWork(source, "given", ImportOptions(**options), pixels_alone=pixels_alone)
+    return engine.run(work, str(out), engine.Job(threads=2, max_bad=max_bad))
 
 
 def records(out: Path) -> dict[str, Datum]:
@@ -60,7 +77,7 @@ def test_a_folder_becomes_what_convert_imageset_makes(tmp_path: Path) -> None:
     assert list(found) == [f"{n:08d}_{name}" for n, name in enumerate(shuffled)] and shuffled != files
     for name, record in zip(shuffled, found.values(), strict=True):
         assert record == Datum(data=(source / name).read_bytes(), label=int(name[1:9]), encoded=True)
-    facts = build(str(tmp_path / "out")).facts
+    facts = indexing.build(str(tmp_path / "out")).facts
     assert facts.kinds == (("baseline JPEG", 30),)
     made_with = index.load(str(tmp_path / "out"))
     assert made_with is not None and made_with.facts.classes == ("n00000000", "n00000001", "n00000002")
@@ -160,7 +177,7 @@ def test_sizes(tmp_path: Path, options: dict[str, Any], sizes: list[tuple[int, i
     assert found == sizes
     # What is resized stays what it was.
     assert dict(result.kinds) == {"baseline JPEG": 1, "PNG": 1, "grey JPEG": 1}
-    built = build(str(tmp_path / "out"), classes=Given.classes)
+    built = indexing.build(str(tmp_path / "out"), classes=Given.classes)
     assert list(zip(built.heights.tolist(), built.widths.tolist(), strict=True)) == sizes
 
 
@@ -199,14 +216,32 @@ def test_raw_pixels_are_those_that_a_run_would_decode(tmp_path: Path) -> None:
 
 
 def test_formats_of_pixels_are_stored_as_pixels(tmp_path: Path) -> None:
-    colour, grey = made_images.picture(1, 8, 9), made_images.picture(2, 8, 9, 1)
-    made(Given(("a", 0, Pixels(colour)), ("b", 1, Pixels(grey))), tmp_path / "out", seed=None)
-    first, second = records(tmp_path / "out").values()
-    assert (first.channels, first.height, first.width) == (3, 8, 9)
-    assert first.data == colour.transpose(2, 0, 1).tobytes() and second.data == grey.tobytes()
-    made(Given(("a", 0, Pixels(colour))), tmp_path / "small", exact=(4, 3))
+    grey = made_images.picture(2, 8, 9, 1)
+    for name, shape, data in (("images-idx3", (1, 8, 9), grey.tobytes()), ("labels-idx1", (1,), b"\7")):
+        head = bytes([0, 0, 8, len(shape)]) + b"".join(n.to_bytes(4, "big") for n in shape)
+        (tmp_path / f"train-{name}-ubyte").write_bytes(head + data)
+    source = open_source(str(tmp_path), SourceOptions())
+    made(source, tmp_path / "out")
+    (record,) = records(tmp_path / "out").values()
+    assert (record.channels, record.height, record.width, record.label) == (1, 8, 9, 7)
+    assert record.data == grey.tobytes() and not record.encoded
+    made(source, tmp_path / "small", exact=(4, 3))
     (record,) = records(tmp_path / "small").values()
-    assert (record.channels, record.height, record.width, record.encoded) == (3, 4, 3, False)
+    assert (record.channels, record.height, record.width, record.encoded) == (1, 4, 3, False)
+    with pytest.raises(UsageError, match="--quality"):
+        made(source, tmp_path / "none", quality=50)
+
+
+def test_colours_are_stored_by_channel(tmp_path: Path) -> None:
+    """B, G, R, one after the other; CIFAR has R, G, B."""
+    rgb = np.random.default_rng(1).integers(0, 256, (3, 32, 32), np.uint8)
+    folder = tmp_path / "cifar-100-binary"
+    folder.mkdir()
+    (folder / "train.bin").write_bytes(bytes([0, 4]) + rgb.tobytes())
+    (folder / "fine_label_names.txt").write_text("".join(f"c{i}\n" for i in range(100)))
+    made(open_source(str(folder), SourceOptions()), tmp_path / "out")
+    (record,) = records(tmp_path / "out").values()
+    assert record.label == 4 and record.data == rgb[::-1].tobytes() and record.channels == 3
 
 
 @pytest.mark.parametrize("options", [{}, {"shorter": 25}, {"quality": 60}, {"raw": True}])
@@ -221,13 +256,5 @@ def test_the_side_file_is_the_one_that_index_makes(tmp_path: Path, options: dict
     images = [(f"{i}.jpg", i % 3, data) for i, data in enumerate(files)]
     made(Given(*images), tmp_path / "out", **options)
     stored = (tmp_path / "out" / SIDE_FILE).read_bytes()
-    index.save(build(str(tmp_path / "out"), threads=2, classes=Given.classes), str(tmp_path / "out"))
+    index.save(indexing.build(str(tmp_path / "out"), threads=2, classes=Given.classes), str(tmp_path / "out"))
     assert (tmp_path / "out" / SIDE_FILE).read_bytes() == stored
-
-
-def test_an_option_that_does_nothing_is_refused(tmp_path: Path) -> None:
-    class Cifar(Given):
-        kind = "cifar"
-
-    with pytest.raises(UsageError, match="--quality"):
-        made(Cifar(("a", 0, Pixels(made_images.picture(1)))), tmp_path / "out", quality=50)

@@ -52,7 +52,6 @@ class Numbers:
 @pytest.fixture(autouse=True)
 def small_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "RECORDS_PER_COMMIT", 9)
-    monkeypatch.setattr(engine, "BYTES_PER_COMMIT", 20_000)
 
 
 def job(threads: int = 2, max_bad: int = len(BAD), **more: Any) -> Job:
@@ -150,9 +149,18 @@ def test_a_full_disk_and_then_room(
 
 
 def test_the_map_grows_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_FIRST_MAP_SIZE", 1 << 16)
-    assert run(Numbers(900, set()), str(tmp_path / "out"), job()).records == 900
-    assert (tmp_path / "out" / "data.mdb").stat().st_size > 1 << 18
+    """It begins with 64 MiB; with so many bytes there is a commit, too, however few the records."""
+
+    class Large(Numbers):
+        def make(self, position: int) -> Made:
+            datum = Datum(channels=1, height=1024, width=1024, data=bytes(1 << 20), label=0)
+            return Made(b"%08d" % position, datum.SerializeToString(), 0, look(datum, True))
+
+    monkeypatch.undo()
+    asked = iter([False] * 70 + [True])
+    assert run(Large(80, set()), str(tmp_path / "out"), job(stop=asked.__next__)).records == 64
+    assert run(Large(80, set()), str(tmp_path / "out"), job()).records == 80
+    assert (tmp_path / "out" / "data.mdb").stat().st_size > 80 << 20
 
 
 def test_too_many_bad_ones_are_all_listed_and_allowing_them_goes_on(
@@ -169,9 +177,8 @@ def test_too_many_bad_ones_are_all_listed_and_allowing_them_goes_on(
     assert result.started_at > 140 and content(out) == expected
 
 
-def test_a_source_of_nothing_usable_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_HOPELESS", 50)
-    with pytest.raises(DataError, match=r"51 of 51 images can't be used.*--max-bad"):
+def test_a_source_of_nothing_usable_ends_early(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"1001 of 1001 images can't be used.*--max-bad"):
         run(Numbers(100_000, set(range(100_000))), str(tmp_path / "out"), job(max_bad=0))
     with pytest.raises(DataError, match="nothing to write"):
         run(Numbers(30, set(range(30))), str(tmp_path / "none"), job(max_bad=30))

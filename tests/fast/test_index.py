@@ -1,5 +1,6 @@
 """Where records lie, and the side file: right for every layout, and refused when it is not."""
 
+import json
 import os
 import random
 import re
@@ -7,7 +8,9 @@ import struct
 import tracemalloc
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
+import contract
 import lmdb
 import made_images
 import numpy as np
@@ -16,30 +19,18 @@ from drawn import examples
 from facade import (
     DataError,
     Datum,
-    InterpMode,
     LmdbSource,
     PermissionDenied,
-    RandomResize,
     StorageError,
-    Transform,
+    datum,
+    index,
+    indexing,
+    lmdb_offsets,
     same_set,
+    set_of,
 )
 from hypothesis import given
 from hypothesis import strategies as st
-
-from stagerun.data import index
-from stagerun.data.datum import decode
-from stagerun.data.index import load, save
-from stagerun.data.indexing import build, build_with
-from stagerun.data.lmdb_offsets import offsets_of
-from stagerun.data.loaders import RectangularLoader
-from stagerun.system.lmdb_file import set_of
-from stagerun.tools.data.index import describe
-from stagerun.tools.data.index import verify_lmdb as verify
-
-RECTANGULAR = Transform(
-    crop_size=32, rectangular=True, random_resize=RandomResize(min_size=40, max_size=40, interp_mode=InterpMode.LINEAR)
-)
 
 SIZES = (
     0,
@@ -66,7 +57,7 @@ def write(folder: Path, records: dict[bytes, bytes], per_commit: int = 7) -> str
 
 
 def found_by_offset(path: str) -> dict[bytes, bytes]:
-    offsets, data = offsets_of(path), (Path(path) / "data.mdb").read_bytes()
+    offsets, data = lmdb_offsets.offsets_of(path), (Path(path) / "data.mdb").read_bytes()
     places = zip(offsets.offsets.tolist(), offsets.lengths.tolist(), strict=True)
     return {offsets.key(i): data[at : at + length] for i, (at, length) in enumerate(places)}
 
@@ -88,7 +79,7 @@ def test_another_kind_of_lmdb_is_refused(tmp_path: Path) -> None:
     with lmdb.open(str(tmp_path / "named"), max_dbs=1) as env:
         env.open_db(b"inner")
     with pytest.raises(DataError, match="named databases"):
-        offsets_of(str(tmp_path / "named"))
+        lmdb_offsets.offsets_of(str(tmp_path / "named"))
 
 
 @examples(300)
@@ -106,7 +97,7 @@ def test_a_damaged_file_is_an_error_or_gives_places_inside_it(
         data[rng.choice([at % len(data), at % 8192, at // 4096 % (len(data) // 4096) * 4096 + at % 64])] = value
     (folder / "data.mdb").write_bytes(data)
     try:
-        offsets = offsets_of(str(folder))
+        offsets = lmdb_offsets.offsets_of(str(folder))
     except DataError:
         return
     assert (offsets.offsets >= 0).all() and (offsets.offsets + offsets.lengths <= len(data)).all()
@@ -135,7 +126,7 @@ def one_leaf(folder: Path, nodes: list[tuple[int, int, int]], entries: int) -> s
 
 def test_nodes_that_share_bytes_do_not_make_gigabytes(tmp_path: Path) -> None:
     good = [(PAGE - 40 * (i + 1), 20, 12) for i in range(100)]
-    assert len(offsets_of(one_leaf(tmp_path / "good", good, 100))) == 100
+    assert len(lmdb_offsets.offsets_of(one_leaf(tmp_path / "good", good, 100))) == 100
     many = [(16 + 2 * 6000, 511, 0)] * 6000
     hostile = {
         "more nodes than it has room for": [(PAGE - 8, 0, 0)] * 7000,
@@ -148,7 +139,7 @@ def test_nodes_that_share_bytes_do_not_make_gigabytes(tmp_path: Path) -> None:
         path = one_leaf(tmp_path / f"bad{number}", nodes, len(nodes))
         tracemalloc.start()
         with pytest.raises(DataError, match=why.partition(",")[0]) as error:
-            offsets_of(path)
+            lmdb_offsets.offsets_of(path)
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert "data.mdb: is damaged" in error.value.message and most < 8 << 20
@@ -168,10 +159,10 @@ def test_a_tree_that_names_a_page_again_and_again_ends(tmp_path: Path) -> None:
         data[meta + 88 + 6 : meta + 88 + 8] = (30).to_bytes(2, "little")
     file.write_bytes(data)
     with pytest.raises(DataError, match="damaged"):
-        offsets_of(path)
+        lmdb_offsets.offsets_of(path)
 
 
-def datum(i: int) -> bytes:
+def record(i: int) -> bytes:
     if i % 4 == 3:
         return Datum(channels=1, height=2, width=3, data=bytes(range(i, i + 6)), label=i).SerializeToString()
     data = made_images.png(i) if i % 4 == 2 else made_images.jpeg(i, 20 + i, 30, 1 if i % 4 == 1 else 3)
@@ -179,14 +170,14 @@ def datum(i: int) -> bytes:
 
 
 def caffes(folder: Path, count: int = 8) -> str:
-    return write(folder, {b"%08d_%d.JPEG" % (i, i): datum(i) for i in range(count)})
+    return write(folder, {b"%08d_%d.JPEG" % (i, i): record(i) for i in range(count)})
 
 
 def test_the_side_file_of_an_lmdb_of_caffes(tmp_path: Path) -> None:
     path = caffes(tmp_path / "db")
     assert index.load(path) is None
     steps: list[tuple[int, int]] = []
-    built = build(path, lambda done, total: steps.append((done, total)), threads=3, classes=tuple("abcdefgh"))
+    built = indexing.build(path, lambda done, total: steps.append((done, total)), threads=3, classes=tuple("abcdefgh"))
     index.save(built, path)
     loaded = index.load(path)
     assert loaded is not None and loaded.facts == built.facts and steps[-1] == (8, 8)
@@ -194,8 +185,8 @@ def test_the_side_file_of_an_lmdb_of_caffes(tmp_path: Path) -> None:
     assert dict(loaded.facts.kinds) == {"baseline JPEG": 2, "grey JPEG": 2, "PNG": 2, "raw": 2}
     data = (Path(path) / "data.mdb").read_bytes()
     for i in range(8):
-        record = data[loaded.offsets[i] : loaded.offsets[i] + loaded.lengths[i]]
-        assert record == datum(i) and index.digest_of(record) == loaded.digests[i]
+        value = data[loaded.offsets[i] : loaded.offsets[i] + loaded.lengths[i]]
+        assert value == record(i) and index.digest_of(value) == loaded.digests[i]
         assert loaded.key(i) == b"%08d_%d.JPEG" % (i, i) and loaded.labels[i] == i
     assert loaded.heights.tolist()[:4] == [20, 21, 40, 2] and loaded.widths.tolist()[:4] == [30, 30, 56, 3]
     with pytest.raises(ValueError):
@@ -211,27 +202,31 @@ def test_the_mean_is_that_of_all_pixels(tmp_path: Path) -> None:
         datums.append(Datum(channels=c, height=h, width=w, data=image.transpose(2, 0, 1).tobytes()).SerializeToString())
     path = write(tmp_path / "db", {b"%d" % i: value for i, value in enumerate(datums)})
     pixels = np.concatenate([np.broadcast_to(i, (*i.shape[:2], 3)).reshape(-1, 3) for i in images]).astype(float)
-    assert build(path).facts.mean_bgr == pytest.approx(tuple(pixels.mean(axis=0)), abs=1e-9)
-    assert build(path).facts.deviation_bgr == pytest.approx(tuple(pixels.std(axis=0)), rel=1e-12)
-    assert build(path, pixels=False).facts.mean_bgr == build(path, pixels=False).facts.deviation_bgr == ()
+    assert indexing.build(path).facts.mean_bgr == pytest.approx(tuple(pixels.mean(axis=0)), abs=1e-9)
+    assert indexing.build(path).facts.deviation_bgr == pytest.approx(tuple(pixels.std(axis=0)), rel=1e-12)
+    assert (
+        indexing.build(path, pixels=False).facts.mean_bgr
+        == indexing.build(path, pixels=False).facts.deviation_bgr
+        == ()
+    )
     grey = write(tmp_path / "grey", {b"0": datums[2]})
-    assert build(grey).facts.mean_bgr == pytest.approx((images[2].mean(),), abs=1e-9)
-    assert build(grey).facts.deviation_bgr == pytest.approx((images[2].std(),), rel=1e-12)
+    assert indexing.build(grey).facts.mean_bgr == pytest.approx((images[2].mean(),), abs=1e-9)
+    assert indexing.build(grey).facts.deviation_bgr == pytest.approx((images[2].std(),), rel=1e-12)
 
 
 def test_a_side_file_without_the_deviation_is_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "db", {b"0": datum(0)})
-    made = build(path)
+    path = write(tmp_path / "db", {b"0": record(0)})
+    made = indexing.build(path)
     older = {name: value for name, value in asdict(made.facts).items() if name != "deviation_bgr"}
     monkeypatch.setattr(index, "asdict", lambda facts: older)
-    save(made, path)
-    loaded = load(path)
+    index.save(made, path)
+    loaded = index.load(path)
     assert loaded is not None and loaded.facts == replace(made.facts, deviation_bgr=())
 
 
 def test_any_changed_byte_of_the_side_file_is_noticed(tmp_path: Path) -> None:
     path = caffes(tmp_path / "db")
-    built = build(path)
+    built = indexing.build(path)
     index.save(built, path)
     file = Path(path) / index.SIDE_FILE
     whole = file.read_bytes()
@@ -255,7 +250,7 @@ def test_any_changed_byte_of_the_side_file_is_noticed(tmp_path: Path) -> None:
 
 def test_a_folder_that_may_not_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = caffes(tmp_path / "db")
-    built = build(path)
+    built = indexing.build(path)
     before = sorted(os.listdir(path))
     for error, kind in (
         (PermissionError(13, "Permission denied"), PermissionDenied),
@@ -281,25 +276,35 @@ def test_the_side_file_of_another_lmdb_is_refused(tmp_path: Path) -> None:
         ]
         paths.append(write(tmp_path / name, {b"%08d" % i: value for i, value in enumerate(raw)}))
     one, other = paths
-    index.save(build(one), one)
+    index.save(indexing.build(one), one)
     (Path(other) / index.SIDE_FILE).write_bytes((Path(one) / index.SIDE_FILE).read_bytes())
     assert LmdbSource(one).index is not None
     for opened in (index.load, LmdbSource):
         with pytest.raises(DataError, match="belongs to another LMDB") as error:
             opened(other)
         assert "stagerun data index --force" in error.value.hint
-    assert "of another LMDB" in describe(other).index_state and describe(one).index_state == "up to date"
-    assert len(verify(other).mistakes) == 9
+    assert "of another LMDB" in info(other)["index_state"] and info(one)["index_state"] == "up to date"
+    assert len(mistakes(other)) == 9
 
 
 def test_a_side_file_that_is_written_over_while_it_is_used(tmp_path: Path) -> None:
     """`cp` empties the old file first: mapped, the next look at it would end the process."""
     path = caffes(tmp_path / "db")
-    index.save(build(path), path)
+    index.save(indexing.build(path), path)
     source = LmdbSource(path)
     (Path(path) / index.SIDE_FILE).write_bytes(b"")
-    assert source.key(7) == b"00000007_7.JPEG" and source.get(7)[1] == datum(7)
+    assert source.key(7) == b"00000007_7.JPEG" and source.get(7)[1] == record(7)
     assert source.index is not None and source.index.labels.tolist() == list(range(8))
+
+
+def info(path: str) -> dict[str, Any]:
+    return dict(json.loads(contract.stagerun(["data", "info", path, "--json"], Path(path)).stdout))
+
+
+def mistakes(path: str, *words: str) -> list[str]:
+    """The keys of the records that `data verify` complains of."""
+    done = contract.stagerun(["data", "verify", path, "--json", *words], Path(path))
+    return [one["key"] for one in json.loads(done.stdout)["mistakes"]]
 
 
 def unusable(folder: Path) -> str:
@@ -313,29 +318,26 @@ def unusable(folder: Path) -> str:
         Datum(data=png[:60] + bytes([png[60] ^ 255]) + png[61:], encoded=True).SerializeToString(),
         Datum(data=whole, encoded=True, label=-2).SerializeToString(),
     ]
-    return write(folder, {b"%02d" % i: value for i, value in enumerate([*map(datum, range(4)), *bad])})
+    return write(folder, {b"%02d" % i: value for i, value in enumerate([*map(record, range(4)), *bad])})
 
 
 def test_a_side_file_with_some_records_that_cannot_be_used(tmp_path: Path) -> None:
     path = unusable(tmp_path / "db")
     with pytest.raises(DataError, match="6 records of 10") as error:
-        build_with(path, max_bad=5)
+        indexing.build_with(path, max_bad=5)
     assert "--max-bad 6" in error.value.hint
-    built = build_with(path, max_bad=6)
+    built = indexing.build_with(path, max_bad=6)
     assert [text.split("`")[1] for text in built.unusable] == [f"{i:02}" for i in range(4, 10)]
     made = built.index
     assert made.heights.tolist()[4:] == made.widths.tolist()[4:] == [0] * 6
     assert dict(made.facts.kinds)["unusable"] == 6
     assert made.labels.tolist() == [0, 1, 2, 3, -1, 3, 3, 0, 0, -1]
-    whole = write(tmp_path / "whole", {b"%d" % i: datum(i) for i in range(4)})
-    assert made.facts.mean_bgr == build(whole).facts.mean_bgr
+    whole = write(tmp_path / "whole", {b"%d" % i: record(i) for i in range(4)})
+    assert made.facts.mean_bgr == indexing.build(whole).facts.mean_bgr
     index.save(made, path)
-    found = describe(path)
-    assert found.smallest is not None and found.smallest.height > 0 and dict(found.labels) == {0: 3, 1: 1, 2: 1, 3: 3}
-    assert [key for key, _ in verify(path, decode=True).mistakes] == [f"{i:02}" for i in range(4, 10)]
-    assert [key for key, _ in verify(path).mistakes] == [f"{i:02}" for i in range(4, 10)]
-    with pytest.raises(DataError, match=r"6 records can't be used, .* the first is `04`"):
-        RectangularLoader(LmdbSource(path), RECTANGULAR, batch_size=4, channels=3, num_classes=10)
+    found = info(path)
+    assert min(found["smallest"].values()) > 0 and found["labels"] == [[0, 3], [1, 1], [2, 1], [3, 3]]
+    assert mistakes(path) == mistakes(path, "--decode") == [f"{i:02}" for i in range(4, 10)]
 
 
 def test_everyone_judges_as_the_loader_does(tmp_path: Path) -> None:
@@ -358,14 +360,14 @@ def test_everyone_judges_as_the_loader_does(tmp_path: Path) -> None:
     refused = set()
     for name, record in records.items():
         try:
-            decode(record, 3, 10)
+            datum.decode(record, 3, 10)
         except DataError:
             refused.add(name.decode())
     assert refused == {"lossless", "damaged", "truncated", "empty", "no end"}
-    assert {text.split("`")[1] for text in build_with(path, max_bad=7).unusable} == refused
-    assert {key for key, _ in verify(path, decode=True).mistakes} == refused
-    index.save(build_with(path, max_bad=7).index, path)
-    assert "unusual grey JPEG" in dict(build_with(path, max_bad=7).index.facts.kinds)
+    assert {text.split("`")[1] for text in indexing.build_with(path, max_bad=7).unusable} == refused
+    assert set(mistakes(path, "--decode")) == refused
+    index.save(indexing.build_with(path, max_bad=7).index, path)
+    assert "unusual grey JPEG" in dict(indexing.build_with(path, max_bad=7).index.facts.kinds)
 
 
 def arithmetic() -> bytes:
@@ -385,7 +387,7 @@ def test_which_images_an_lmdb_holds_is_known_without_its_side_file(tmp_path: Pat
         assert set_of(write(tmp_path / str(len(os.listdir(tmp_path))), other)) != set_of(first)
     source = write(tmp_path / "pictures", pictures)
     sample = set_of(source)
-    made = build(source)
+    made = indexing.build(source)
     index.save(made, source)
     assert set_of(source) == f"{sample}, index {made.facts.fingerprint[:16]}"
     assert b"prepared_from" not in Path(source, index.SIDE_FILE).read_bytes(), "the bytes of before"

@@ -4,19 +4,18 @@ import numpy as np
 import pytest
 from drawn import examples
 from facade import DataError, Rectangle, UsageError, read_header
+from facade import jpeg as decoding
 from hypothesis import given
 from hypothesis import strategies as st
 from jpeg_pictures import END, FRAME, INTERVAL, SAMPLINGS, SCAN, by_pillow, changed, jpeg, whole
 
-from stagerun.data.jpeg import Decoder, choice, is_complete, make_decoder, tiers
-
 NAMES = ("compiled", "simplejpeg", "opencv")
-DECODERS = {state.name: make_decoder(state.name) for state in tiers() if state.available}
+DECODERS = {state.name: decoding.make_decoder(state.name) for state in decoding.tiers() if state.available}
 PHOTO = jpeg(60, 90, interval=2)
 
 
 @pytest.fixture(params=NAMES)
-def decoder(request: pytest.FixtureRequest) -> Decoder:
+def decoder(request: pytest.FixtureRequest) -> decoding.Decoder:
     if request.param not in DECODERS:
         pytest.skip(f"{request.param} isn't available here")
     return DECODERS[request.param]
@@ -30,7 +29,9 @@ def expected(data: bytes, channels: int, part: Rectangle | None, shrink: int) ->
     return pixels[top : top + part.height // shrink, left : left + part.width // shrink]
 
 
-def check(decoder: Decoder, data: bytes, channels: int = 3, part: Rectangle | None = None, shrink: int = 1) -> None:
+def check(
+    decoder: decoding.Decoder, data: bytes, channels: int = 3, part: Rectangle | None = None, shrink: int = 1
+) -> None:
     pixels = decoder.decode(data, read_header(data), channels, part, shrink)
     assert pixels.dtype == np.uint8 and np.array_equal(pixels, expected(data, channels, part, shrink))
 
@@ -77,7 +78,7 @@ def test_any_part_of_any_picture(name: str) -> None:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_parts_along_the_edges_of_segments(decoder: Decoder, sampling: str) -> None:
+def test_parts_along_the_edges_of_segments(decoder: decoding.Decoder, sampling: str) -> None:
     """Where the colour's smoothing needs the next segment, and where the last one is so narrow that it gets none."""
     for width in (65, 66, 68, 72):
         data = jpeg(50, width, sampling, interval=1)
@@ -91,14 +92,14 @@ def test_parts_along_the_edges_of_segments(decoder: Decoder, sampling: str) -> N
 @pytest.mark.parametrize(
     "mode, options", [("CMYK", {}), ("L", {}), ("RGB", {"keep_rgb": True}), ("RGB", {"subsampling": 2})]
 )
-def test_other_colour_spaces(decoder: Decoder, mode: str, options: dict[str, object]) -> None:
+def test_other_colour_spaces(decoder: decoding.Decoder, mode: str, options: dict[str, object]) -> None:
     data = by_pillow(mode, **options)
     for part in (None, Rectangle(10, 20, 30, 31)):
         check(decoder, data, 3, part)
         check(decoder, data, 3, part, 2)
 
 
-def test_sampling_factors_that_no_encoder_writes(decoder: Decoder) -> None:
+def test_sampling_factors_that_no_encoder_writes(decoder: decoding.Decoder) -> None:
     """4:4:4 said as 1x2, 1x2, 1x2: MCUs are 8 x 16, which none of the known samplings has."""
     data = jpeg(64, 48, "4:4:4")
     at = data.index(FRAME) + 11
@@ -114,7 +115,7 @@ def restarts(data: bytes) -> list[int]:
     return [i for i in range(start, len(data) - 1) if data[i] == 0xFF and 0xD0 <= data[i + 1] <= 0xD7]
 
 
-def test_restart_markers_that_are_not_as_the_header_says(decoder: Decoder) -> None:
+def test_restart_markers_that_are_not_as_the_header_says(decoder: decoding.Decoder) -> None:
     """Missing, one too many, wrongly numbered, none at all, or another interval: as in the whole."""
     marks = restarts(PHOTO)
     interval = PHOTO.index(INTERVAL) + 4
@@ -139,7 +140,7 @@ def test_restart_markers_that_are_not_as_the_header_says(decoder: Decoder) -> No
             assert np.array_equal(decoder.decode(data, read_header(data), 3, part), reference)
 
 
-def test_a_damaged_scan_is_decoded_as_opencv_does(decoder: Decoder) -> None:
+def test_a_damaged_scan_is_decoded_as_opencv_does(decoder: decoding.Decoder) -> None:
     rng = np.random.default_rng(1)
     for data in (PHOTO, jpeg(60, 90), jpeg(60, 90, progressive=True)):
         first = data.index(SCAN) + 20
@@ -159,7 +160,7 @@ def whole_or_none(data: bytes) -> np.ndarray | None:
         return None
 
 
-def test_files_beyond_decoding(decoder: Decoder) -> None:
+def test_files_beyond_decoding(decoder: decoding.Decoder) -> None:
     tables = PHOTO.index(b"\xff\xc4")
     quantization = PHOTO.index(b"\xff\xdb")
     bogus = changed(PHOTO, tables + 5, b"\xff" * 16)
@@ -175,7 +176,7 @@ def test_files_beyond_decoding(decoder: Decoder) -> None:
         check(decoder, PHOTO)
 
 
-def test_a_header_of_another_file_is_noticed(decoder: Decoder) -> None:
+def test_a_header_of_another_file_is_noticed(decoder: decoding.Decoder) -> None:
     for other in (jpeg(61, 90, interval=2), jpeg(60, 89, interval=2), jpeg(120, 300), jpeg(8, 8)):
         with pytest.raises(DataError, match="can't be decoded"):
             decoder.decode(PHOTO, read_header(other), 3)
@@ -211,18 +212,18 @@ def test_changed_files_neither_crash_nor_differ() -> None:
                 outcomes.append(decoder.decode(data, header, 3, part).copy())
             except DataError:
                 outcomes.append(None)
-        if is_complete(data):
+        if decoding.is_complete(data):
             assert all(np.array_equal(pixels, outcomes[0]) for pixels in outcomes)
 
 
 def test_without_the_fast_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAGERUN_TURBOJPEG", "libnone.so.9")
-    states = {state.name: state for state in tiers()}
+    states = {state.name: state for state in decoding.tiers()}
     assert not states["compiled"].available and "libnone.so.9" in states["compiled"].reason
-    assert make_decoder("simplejpeg").tier == "simplejpeg"
+    assert decoding.make_decoder("simplejpeg").tier == "simplejpeg"
     for tier in (None, "compiled"):
         with pytest.raises(UsageError, match="STAGERUN_TURBOJPEG names what is not a libjpeg-turbo"):
-            make_decoder(tier)
+            decoding.make_decoder(tier)
 
 
 def test_a_tier_with_other_pixels_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,10 +232,10 @@ def test_a_tier_with_other_pixels_is_not_taken(monkeypatch: pytest.MonkeyPatch) 
             pixels = super().fast(*arguments)
             return None if pixels is None else pixels ^ 1
 
-    monkeypatch.setitem(choice._TIERS, "simplejpeg", lambda: Wrong)
-    choice._tested_once.cache_clear()
+    monkeypatch.setitem(decoding.choice._TIERS, "simplejpeg", lambda: Wrong)
+    decoding.choice._tested_once.cache_clear()
     try:
-        state = next(state for state in tiers() if state.name == "simplejpeg")
+        state = next(state for state in decoding.tiers() if state.name == "simplejpeg")
         assert not state.available and "other pixels" in state.reason
     finally:
-        choice._tested_once.cache_clear()
+        decoding.choice._tested_once.cache_clear()

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 from facade import DataError, read_header
+from facade import jpeg as decoding
 from jpeg_pictures import END, FRAME, SCAN, by_pillow, changed, jpeg
-
-from stagerun.data.jpeg import MAX_PIXELS, is_complete
 
 PHOTO = jpeg(60, 90, interval=2)
 
@@ -30,7 +29,11 @@ def test_size_components_and_restarts() -> None:
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda b: np.frombuffer(b, np.uint8)])
 def test_every_kind_of_buffer_is_read(kind: type) -> None:
     assert read_header(kind(PHOTO)) == read_header(PHOTO)
-    assert is_complete(kind(PHOTO)) and is_complete(kind(PHOTO + b"\0")) and not is_complete(kind(PHOTO[:-2]))
+    assert (
+        decoding.is_complete(kind(PHOTO))
+        and decoding.is_complete(kind(PHOTO + b"\0"))
+        and not decoding.is_complete(kind(PHOTO[:-2]))
+    )
 
 
 def test_a_thumbnail_in_the_metadata_is_not_the_picture() -> None:
@@ -39,7 +42,7 @@ def test_a_thumbnail_in_the_metadata_is_not_the_picture() -> None:
     data = PHOTO[:2] + segment + PHOTO[2:]
     assert (read_header(data).height, read_header(data).width) == (60, 90)
     cut = data[: 2 + len(segment)]
-    assert cut.endswith(END) and is_complete(cut)
+    assert cut.endswith(END) and decoding.is_complete(cut)
     assert "cut off" in refused(cut)
 
 
@@ -50,9 +53,9 @@ def test_bytes_between_markers_are_passed_over_as_libjpeg_does() -> None:
 
 def test_a_file_that_ends_early_is_not_complete() -> None:
     scan = PHOTO.index(SCAN)
-    assert not any(is_complete(PHOTO[:n]) for n in range(len(PHOTO)))
-    assert not is_complete(PHOTO[: scan + 20] + b"\0")
-    assert is_complete(PHOTO + b"camera's own bytes")
+    assert not any(decoding.is_complete(PHOTO[:n]) for n in range(len(PHOTO)))
+    assert not decoding.is_complete(PHOTO[: scan + 20] + b"\0")
+    assert decoding.is_complete(PHOTO + b"camera's own bytes")
 
 
 def test_what_is_no_picture() -> None:
@@ -70,7 +73,7 @@ def test_what_is_no_picture() -> None:
 
 def test_pictures_that_would_take_all_memory_or_time() -> None:
     at = PHOTO.index(FRAME)
-    assert f"{MAX_PIXELS:,}" in refused(changed(PHOTO, at + 5, b"\xff\xff\xff\xff"))
+    assert f"{decoding.MAX_PIXELS:,}" in refused(changed(PHOTO, at + 5, b"\xff\xff\xff\xff"))
     progressive = jpeg(16, 16, progressive=True)
     scan = progressive.rindex(SCAN)
     bomb = progressive[:-2] + progressive[scan:-2] * 100 + END

@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import made_images
-import numpy as np
 import pytest
+from contract import stagerun
 from facade import DataError, Datum, preflight, write_lmdb
 
-from stagerun.data import index, indexing
-from stagerun.data.datum import raw_datum
 from stagerun.language import load
 
 SETS = ("train", "val", "second", "other")
@@ -35,8 +33,9 @@ def make(folder: Path, **wrong: int) -> str:
         labels = [i % 5 for i in range(200)]
         labels[57] = wrong.get(name, 0)
         path = str(folder / name)
-        write_lmdb(path, [raw_datum(np.zeros((8, 8, 1), np.uint8), label).SerializeToString() for label in labels])
-        index.save(indexing.build(path), path)
+        datums = [Datum(channels=1, height=8, width=8, data=bytes(64), label=label) for label in labels]
+        write_lmdb(path, [datum.SerializeToString() for datum in datums])
+        assert stagerun(["data", "index", name], folder).exit_code == 0
     return str(folder)
 
 
@@ -71,7 +70,8 @@ def test_pictures_and_classes_are_held_against_each_other(tmp_path: Path) -> Non
         images = [made_images.jpeg(i, 20 if (name, i) == ("train", 5) else 40, 50) for i in range(8)]
         datums = [Datum(data=data, label=i % 2, encoded=True) for i, data in enumerate(images)]
         write_lmdb(str(tmp_path / name), [datum.SerializeToString() for datum in datums])
-        index.save(indexing.build(str(tmp_path / name), classes=classes), str(tmp_path / name))
+        (tmp_path / "classes").write_text("\n".join(classes))
+        assert stagerun(["data", "index", name, "--classes", "classes"], tmp_path).exit_code == 0
     (tmp_path / "schedule.prototxt").write_text("""
 model { name: "resnet_small" num_classes: 2 }
 data { train { source: "train" } val { source: "val" } }

@@ -6,11 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from facade import Inventory, RecipeError, caffe_pb2, read_recipe, recipe, render_text
+from facade import Datum, Inventory, RecipeError, caffe_pb2, read_recipe, recipe, render_text, write_lmdb
 
-from stagerun.data.synthetic import write_synthetic
 from stagerun.language import canonical, load
-from stagerun.launch.ssh import named_files
 from stagerun.plan import make_plan
 
 NET = """name: "small"
@@ -45,8 +43,9 @@ def write(tmp_path: Path) -> Write:
     """A schedule beside the net, whose images lie where Caffe was started: in the folder above both."""
     (tmp_path / "nets").mkdir()
     (tmp_path / "one").mkdir()
-    write_synthetic(str(tmp_path / "images" / "train"), 9, 8, 8, 1, 10, False)
-    write_synthetic(str(tmp_path / "images" / "test"), 6, 8, 8, 1, 10, False)
+    for name, images in (("train", 9), ("test", 6)):
+        grey = [Datum(channels=1, height=8, width=8, data=bytes(64), label=i) for i in range(images)]
+        write_lmdb(str(tmp_path / "images" / name), [one.SerializeToString() for one in grey])
 
     def written(stage: str = "", schedule: str = "", net: str = NET, solver: str = SOLVER) -> recipe.Schedule:
         (tmp_path / "nets" / "small.prototxt").write_text(net)
@@ -99,10 +98,6 @@ def test_plan_counts(write: Write) -> None:
     said = render_text(make_plan(write(), Inventory()))
     # 6 x 25 + 6 and 10 x 96 + 10; 150 weights at 16 places, and 960 once.
     assert "1126 parameters, 0.00336 million multiply-adds for an image of 1 x 8 x 8" in said
-
-
-def test_sync_carries_the_net(write: Write, tmp_path: Path) -> None:
-    assert list(named_files(write())) == ["../nets/small.prototxt"]
 
 
 @pytest.mark.parametrize(

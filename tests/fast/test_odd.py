@@ -11,12 +11,8 @@ import cv2
 import numpy as np
 import pytest
 import simplejpeg
-from facade import DataError, Datum
+from facade import DataError, Datum, datum, odd
 from PIL import Image, ImageOps
-
-from stagerun.data.datum import decode
-from stagerun.data.headers import orientation
-from stagerun.data.importing.odd import ODDITIES, REASONS, BadImage, judge, look
 
 BGR = cv2.resize(np.random.default_rng(3).integers(0, 255, (7, 9, 3), dtype=np.uint8), (60, 40))
 GREY = BGR[:, :, 1]
@@ -68,7 +64,7 @@ JPEG = pillow(BGR, "JPEG", quality=90)
     ],
 )
 def test_ordinary_files_are_kept_and_decoded_as_the_loader_will(kind: str, data: bytes) -> None:
-    found = judge(data, "n01/a.xyz")
+    found = odd.judge(data, "n01/a.xyz")
     assert (found.kind, found.oddities, found.height, found.width) == (kind, (), 40, 60)
     assert found.data is data
     np.testing.assert_array_equal(found.image, opencv(data))
@@ -86,25 +82,26 @@ def exif(turned: int) -> bytes:
 @pytest.mark.parametrize("turned", range(2, 9))
 def test_a_picture_is_stored_as_viewers_show_it(format: str, turned: int) -> None:
     data = pillow(BGR, format, exif=exif(turned))
-    found = judge(data, f"a.{format}")
+    found = odd.judge(data, f"a.{format}")
     with Image.open(io.BytesIO(data)) as picture:
         shown = np.asarray(ImageOps.exif_transpose(picture).convert("RGB"))[:, :, ::-1]
     assert found.oddities == ("EXIF rotation",) and (found.height, found.width) == shown.shape[:2]
     np.testing.assert_array_equal(found.image, opencv(found.data))
     assert np.abs(found.image.astype(int) - shown).mean() < (3 if format == "JPEG" else 1e-9)
-    assert judge(found.data, f"a.{format}").oddities == ()  # not turned twice
+    assert odd.judge(found.data, f"a.{format}").oddities == ()  # not turned twice
 
 
-def test_orientation_of_damaged_exif_data_is_none() -> None:
-    assert [orientation(exif(n)) for n in (1, 3, 8, 9)] == [1, 3, 8, 1]
-    whole = exif(6)
-    assert {orientation(whole[:n]) for n in range(len(whole))} <= {1, 6}
+def test_damaged_exif_data_turn_nothing() -> None:
+    """Unless what says so is whole."""
+    found = [odd.judge(pillow(BGR, "JPEG", exif=exif(n)), "a.jpg").oddities for n in (1, 9)]
+    found += [odd.judge(pillow(BGR, "JPEG", exif=exif(6)[:n]), "a.jpg").oddities for n in range(30)]
+    assert set(found) == {()}
+    assert {odd.judge(pillow(BGR, "JPEG", exif=exif(6)[:n]), "a.jpg").width for n in range(30, 60)} <= {40, 60}
 
 
 def test_cmyk_becomes_a_jpeg_of_three_channels_with_the_pixels_opencv_sees() -> None:
     data = pillow(rgb().convert("CMYK"), "JPEG", quality=95)
-    assert look(data).kind == "CMYK JPEG"
-    found = judge(data, "a.jpg")
+    found = odd.judge(data, "a.jpg")
     assert (found.kind, found.oddities) == ("baseline JPEG", ("CMYK",))
     assert simplejpeg.decode_jpeg_header(found.data)[2:] == ("YCbCr", "444")
     np.testing.assert_array_equal(found.image, opencv(found.data))
@@ -184,32 +181,34 @@ CONVERTED: list[tuple[str, Callable[[], bytes], np.ndarray, set[str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("make, pixels, odd", [case[1:] for case in CONVERTED], ids=[case[0] for case in CONVERTED])
-def test_odd_formats_become_png_without_loss(make: Callable[[], bytes], pixels: np.ndarray, odd: set[str]) -> None:
-    found = judge(make())
-    assert set(found.oddities) == odd <= set(ODDITIES)
+@pytest.mark.parametrize(
+    "make, pixels, oddities", [case[1:] for case in CONVERTED], ids=[case[0] for case in CONVERTED]
+)
+def test_odd_formats_become_png_without_loss(make: Callable[[], bytes], pixels: np.ndarray, oddities: set[str]) -> None:
+    found = odd.judge(make())
+    assert set(found.oddities) == oddities <= set(odd.ODDITIES)
     assert found.kind == ("PNG" if pixels.ndim == 3 else "grey PNG")
     np.testing.assert_array_equal(found.image, pixels if pixels.ndim == 3 else pixels[:, :, None])
     np.testing.assert_array_equal(opencv(found.data), found.image)
-    again = judge(found.data, "a.png")
+    again = odd.judge(found.data, "a.png")
     assert again.oddities == () and again.data is found.data and again.kind == found.kind
 
 
 def test_another_background_shows_through() -> None:
-    red = judge(pillow(ALPHA, "PNG"), background=(200, 30, 10))
+    red = odd.judge(pillow(ALPHA, "PNG"), background=(200, 30, 10))
     np.testing.assert_array_equal(red.image, on((10, 30, 200), BGR, HOLES))
     grey = pillow(Image.merge("LA", [Image.fromarray(GREY), Image.fromarray(SOME_ALPHA)]), "PNG")
-    assert judge(grey, background=(7, 7, 7)).kind == "grey PNG"
-    coloured = judge(grey, background=(200, 30, 10))
+    assert odd.judge(grey, background=(7, 7, 7)).kind == "grey PNG"
+    coloured = odd.judge(grey, background=(200, 30, 10))
     np.testing.assert_array_equal(coloured.image, on((10, 30, 200), np.dstack([GREY] * 3), SOME_ALPHA))
     assert coloured.kind == "PNG"
 
 
 def test_the_name_counts_only_where_it_says_another_format() -> None:
     data = pillow(BGR, "PNG")
-    assert judge(data, "n02105855/n02105855_2933.JPEG").oddities == ("PNG named .JPEG",)
-    assert judge(data, "a.PNG").oddities == judge(data, "a").oddities == judge(data, "a.dat").oddities == ()
-    assert judge(JPEG, "a.b/c.png").oddities == ("JPEG named .png",)
+    assert odd.judge(data, "n02105855/n02105855_2933.JPEG").oddities == ("PNG named .JPEG",)
+    assert odd.judge(data, "a.PNG").oddities == odd.judge(data, "a").oddities == odd.judge(data, "a.dat").oddities == ()
+    assert odd.judge(JPEG, "a.b/c.png").oddities == ("JPEG named .png",)
 
 
 def middle(data: bytes, change: Callable[[int], bytes]) -> bytes:
@@ -219,7 +218,7 @@ def middle(data: bytes, change: Callable[[int], bytes]) -> bytes:
 
 def test_a_jpeg_that_libjpeg_warns_about_is_kept_and_counted() -> None:
     data = middle(pillow(np.tile(BGR, (4, 4, 1)), "JPEG"), lambda _: b"\x01\xff\xd3\x02\x03")
-    found = judge(data, "a.jpg")
+    found = odd.judge(data, "a.jpg")
     assert found.oddities == ("JPEG with warnings",) and found.data is data
     np.testing.assert_array_equal(found.image, opencv(data))
 
@@ -290,9 +289,9 @@ BAD: list[tuple[str, str, bytes]] = [
 
 @pytest.mark.parametrize("reason, data", [case[1:] for case in BAD], ids=[case[0] for case in BAD])
 def test_what_cannot_be_used_says_why(reason: str, data: bytes) -> None:
-    with pytest.raises(BadImage) as error:
-        judge(data, "a.jpg")
-    assert error.value.reason == reason and reason in REASONS
+    with pytest.raises(odd.BadImage) as error:
+        odd.judge(data, "a.jpg")
+    assert error.value.reason == reason and reason in odd.REASONS
     assert error.value.message and "\n" not in error.value.message
     assert isinstance(error.value, DataError)
 
@@ -315,12 +314,12 @@ def test_damaged_files_of_every_format_end_in_a_verdict() -> None:
         if chance.random() < 0.3:
             del data[chance.randrange(len(data)) :]
         try:
-            found = judge(bytes(data), "a.jpg", 200_000)
-        except BadImage as error:
-            assert error.reason in REASONS
+            found = odd.judge(bytes(data), "a.jpg", 200_000)
+        except odd.BadImage as error:
+            assert error.reason in odd.REASONS
             outcomes.add(error.reason)
             continue
         outcomes.add(found.kind)
         record = Datum(data=found.data, encoded=True, label=0).SerializeToString()
-        np.testing.assert_array_equal(decode(record, found.image.shape[2], 1)[0], found.image)
+        np.testing.assert_array_equal(datum.decode(record, found.image.shape[2], 1)[0], found.image)
     assert outcomes >= {"baseline JPEG", "progressive JPEG", "PNG", "grey PNG", "damaged", "truncated", "not an image"}

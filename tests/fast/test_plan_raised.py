@@ -60,7 +60,7 @@ def test_what_does_not_depend_on_the_length_goes_on(trunk: str) -> None:
         ('lr_policy: "one_minus_sqrt"', "lr_policy `one_minus_sqrt` reads max_iter"),
         (FIXED + " sync_param { method: LOCAL replicas: 2 period: 4 }", "its replicas became one at its end, iteration 20"),
         (FIXED + " sync_param { method: DILOCO replicas: 2 period: 5 }", "its replicas became one at its end"),
-        (FIXED + " sync_param { method: ASYNC replicas: 2 max_staleness: 4 }", "its workers waited for each other at its end"),
+        (FIXED + " sync_param { method: ASYNC replicas: 2 max_staleness: 4 }", "its replicas became one at its end"),
     ],
 )  # fmt: skip
 def test_what_does_is_stale_and_says_why(trunk: str, why: str) -> None:

@@ -1,60 +1,57 @@
 """`stagerun data import --prepare`: the same records with the same pixels, restartable, and still an ordinary LMDB."""
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
+import case_files
+import contract
 import cv2
 import lmdb
 import made_images
 import numpy as np
 import pytest
-from click.testing import CliRunner
-from facade import DataError, Datum, UsageError
+from facade import Datum, index, read_header
 from PIL import Image
 
-from stagerun.cli import main
-from stagerun.data import index, jpeg
-from stagerun.data.importing.engine import Job, Result, run
-from stagerun.data.indexing import build
-from stagerun.system.imports import REPORT
-from stagerun.system.lmdb_file import set_of
-from stagerun.tools.data import prepare as preparing
-from stagerun.tools.data.prepare import LmdbRecords, Prepared
-
-needs_transcoder = pytest.mark.skipif(bool(preparing.can_prepare()), reason="needs the extra `fast`")
+needs_transcoder = pytest.mark.skipif(not made_images.prepared([made_images.jpeg(1)]), reason="needs the extra `fast`")
+REPORT = "stagerun-import.txt"
 
 
-def cmyk(path: Path) -> bytes:
-    Image.fromarray(np.full((64, 64, 4), 90, np.uint8), "CMYK").save(path, "JPEG")
+def saved(path: Path, image: Image.Image, **options: object) -> bytes:
+    image.save(path, "JPEG", **options)
     return path.read_bytes()
 
 
-def progressive(path: Path) -> bytes:
-    Image.fromarray(made_images.picture(5, 64, 80)).save(path, "JPEG", progressive=True, quality=90)
-    return path.read_bytes()
-
-
-def caffes(tmp_path: Path) -> str:
+def caffes(folder: Path) -> Path:
     """An LMDB with all that may be in one."""
-    raw = Datum(channels=1, height=3, width=4, data=bytes(12), label=3)
+    cmyk = saved(folder / "c", Image.fromarray(np.full((64, 64, 4), 90, np.uint8), "CMYK"))
+    progressive = saved(folder / "p", Image.fromarray(made_images.picture(5, 64, 80)), progressive=True, quality=90)
     datums = [
         Datum(data=made_images.jpeg(1, 90, 120), label=0, encoded=True),
         Datum(data=made_images.jpeg(2, 64, 64, 1), label=1, encoded=True, channels=1, height=64, width=64),
-        Datum(data=progressive(tmp_path / "p"), label=2, encoded=True),
-        raw,
+        Datum(data=progressive, label=2, encoded=True),
+        Datum(channels=1, height=3, width=4, data=bytes(12), label=3),
         Datum(data=made_images.png(4), label=4, encoded=True),
-        Datum(data=cmyk(tmp_path / "c"), label=5, encoded=True),
-        *(Datum(data=made_images.jpeg(i, 60 + i, 200), label=i, encoded=True) for i in range(6, 400)),
+        Datum(data=cmyk, label=5, encoded=True),
+        *(Datum(data=made_images.jpeg(i, 60 + i, 200), label=i, encoded=True) for i in range(6, 40)),
     ]
-    path = tmp_path / "db"
-    with lmdb.open(str(path), map_size=1 << 27) as env, env.begin(write=True) as txn:
+    with lmdb.open(str(folder / "db"), map_size=1 << 27) as env, env.begin(write=True) as txn:
         for i, datum in enumerate(datums):
             # Fields that this version of Datum doesn't know, as another program may have written.
             txn.put(b"%08d_k%d" % (i, i), datum.SerializeToString() + b"\xfa\x01\x02hi")
-    return str(path)
+    return folder / "db"
 
 
-def prepare(source: str, out: Path, threads: int = 2) -> Result:
-    return run(Prepared(LmdbRecords(source)), str(out), Job(threads=threads))
+def data(folder: Path, *words: object) -> str:
+    done = contract.stagerun(["data", *words], folder)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def info(folder: Path, name: str) -> dict[str, Any]:
+    return dict(json.loads(data(folder, "info", name, "--json")))
 
 
 def records(path: str | Path) -> dict[bytes, bytes]:
@@ -66,100 +63,92 @@ def pixels(data: bytes) -> np.ndarray:
     return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
 
 
+def told(folder: Path, *words: object) -> str:
+    """What a command that is refused says, and its exit code."""
+    done = contract.stagerun(["data", *words], folder)
+    return f"{done.output}[{done.exit_code}]"
+
+
 @needs_transcoder
 def test_the_same_records_with_the_same_pixels(tmp_path: Path) -> None:
-    source = caffes(tmp_path)
-    index.save(build(source, classes=tuple(map(str, range(400)))), source)
-    result = prepare(source, tmp_path / "out")
-    assert result.complete and result.records == 400 and not result.counts
-    before, after = records(source), records(tmp_path / "out")
+    source, out = caffes(tmp_path), tmp_path / "out"
+    (tmp_path / "classes").write_text("".join(f"class {i}\n" for i in range(40)))
+    data(tmp_path, "index", "db", "--classes", "classes")
+    data(tmp_path, "import", "--prepare", "db", "out")
+    before, after = records(source), records(out)
     assert before.keys() == after.keys()
     for key, value in before.items():
         old, new = Datum.FromString(value), Datum.FromString(after[key])
         if old.encoded:
             assert (pixels(old.data) == pixels(new.data)).all()
             if old.data != new.data:
-                header = jpeg.read_header(new.data)
+                header = read_header(new.data)
                 assert 1 <= header.restart_interval <= 7 and not header.progressive
         assert b"\xfa\x01\x02hi" in after[key]
         old.data = new.data
         assert old == new
     unchanged = {key[-2:] for key in before if before[key] == after[key]}
     assert unchanged == {b"k3", b"k4", b"k5"}  # raw pixels, PNG, CMYK
-    facts, old_facts = index.load(str(tmp_path / "out")), index.load(source)
-    assert facts is not None and old_facts is not None
-    assert (facts.facts.restart_interval, old_facts.facts.restart_interval) == (4, 0)
-    assert facts.facts.classes == old_facts.facts.classes and facts.facts.mean_bgr == old_facts.facts.mean_bgr != ()
-    assert facts.facts.deviation_bgr == old_facts.facts.deviation_bgr != ()
-    assert dict(facts.facts.kinds) == {"baseline JPEG": 396, "grey JPEG": 1, "raw": 1, "PNG": 1, "CMYK JPEG": 1}
+    old_info, new_info = info(tmp_path, "db"), info(tmp_path, "out")
+    for same in ("classes", "labels", "mean_bgr", "deviation_bgr"):
+        assert new_info[same] == old_info[same] != []
+    kinds = {"baseline JPEG": 36, "grey JPEG": 1, "raw": 1, "PNG": 1, "CMYK JPEG": 1}
+    assert dict(new_info["kinds"]) == kinds
     # The same pixels: training goes on with either, also when the copy's side file was made again.
-    assert set_of(str(tmp_path / "out")) == set_of(source) != ""
-    again = CliRunner().invoke(main, ["data", "index", str(tmp_path / "out"), "--force", "--threads", "1"])
-    assert again.exit_code == 0, again.output
-    assert set_of(str(tmp_path / "out")) == set_of(source)
-
-
-@pytest.mark.long
-@needs_transcoder
-def test_without_a_side_file_and_in_pieces_it_comes_out_alike(tmp_path: Path) -> None:
-    source = caffes(tmp_path)
-    prepare(source, tmp_path / "one", threads=1)
-    asked = iter(range(10**6))
-    stopped = run(Prepared(LmdbRecords(source)), str(tmp_path / "two"), Job(threads=3, stop=lambda: next(asked) > 100))
-    assert not stopped.complete
-    assert prepare(source, tmp_path / "two").complete
-    files = (index.SIDE_FILE, REPORT)
-    assert records(tmp_path / "one") == records(tmp_path / "two")
-    assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes() for name in files)
+    for _ in range(2):
+        made = index.load(str(out))
+        assert made is not None
+        assert re.fullmatch(
+            f"40 records, sample [0-9a-f]{{16}}, index {old_info['fingerprint'][:16]}", made.facts.prepared_from
+        )
+        data(tmp_path, "index", "out", "--force", "--threads", 1)
     # What is prepared already stays as it is, byte for byte.
-    prepare(str(tmp_path / "one"), tmp_path / "again")
-    assert records(tmp_path / "again") == records(tmp_path / "one")
+    data(tmp_path, "import", "--prepare", "out", "again")
+    assert records(tmp_path / "again") == after
 
 
-@pytest.mark.long
 @needs_transcoder
-def test_what_cannot_be_arranged_anew_is_copied_and_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = caffes(tmp_path)
-    whole = preparing.prepare
-
-    def fail(data: bytes) -> bytes:
-        if data == made_images.jpeg(1, 90, 120):
-            raise DataError("the pixels would be others")
-        return whole(data)
-
-    monkeypatch.setattr(preparing, "prepare", fail)
-    result = prepare(source, tmp_path / "out")
-    assert result.counts == (("copied as it is", 1),) and result.bad == 0
-    assert records(source)[b"00000000_k0"] == records(tmp_path / "out")[b"00000000_k0"]
-    assert "copied as it is\t00000000_k0: the pixels" in (tmp_path / "out" / REPORT).read_text()
+def test_of_images_it_is_the_lmdb_of_an_import_and_a_preparation(tmp_path: Path) -> None:
+    made_images.class_folders(tmp_path / "images")
+    data(tmp_path, "import", "images", "lmdb")
+    assert "out: 30 records" in data(tmp_path, "import", "--prepare", "lmdb", "out")
+    data(tmp_path, "verify", "out", "--decode")
+    data(tmp_path, "import", "--prepare", "images", "direct")
+    assert [info(tmp_path, name)["prepared"] for name in ("lmdb", "out", "direct")] == [False, True, True]
+    assert len({(tmp_path / name / "data.mdb").read_bytes() for name in ("out", "direct")}) == 1
 
 
-@pytest.mark.long
 @needs_transcoder
-def test_damage_is_not_given_a_fresh_digest(tmp_path: Path) -> None:
+def test_what_cannot_be_arranged_anew_is_copied_and_noted(tmp_path: Path) -> None:
+    """A progressive JPEG without its last scan, which libjpeg smooths."""
+    whole = saved(tmp_path / "whole", Image.fromarray(made_images.picture(8, 90, 120)), progressive=True)
+    value = Datum(data=whole[: whole.rindex(b"\xff\xda")] + b"\xff\xd9", encoded=True).SerializeToString()
+    with lmdb.open(str(tmp_path / "db")) as env, env.begin(write=True) as txn:
+        txn.put(b"k6", value)
+    assert "1 copied as it is" in data(tmp_path, "import", "--prepare", "db", "out")
+    assert "copied as it is\tk6: the image can't be prepared: its pixels" in (tmp_path / "out" / REPORT).read_text()
+    assert records(tmp_path / "out") == {b"k6": value}
+
+
+@needs_transcoder
+def test_what_is_refused(tmp_path: Path) -> None:
+    """Damage, which must not get a fresh digest; an LMDB without JPEGs; options that are for images."""
     source = caffes(tmp_path)
-    built = build(source)
-    index.save(built, source)
-    with (Path(source) / "data.mdb").open("r+b") as file:
-        file.seek(int(built.offsets[9] + built.lengths[9] // 2))
-        byte = file.read(1)
-        file.seek(-1, 1)
-        file.write(bytes([byte[0] ^ 4]))
-    with pytest.raises(DataError, match=r"record `00000009_k9`: its bytes are not those") as error:
-        prepare(source, tmp_path / "out")
-    assert "stagerun data verify" in error.value.hint and not (tmp_path / "out").exists()
+    data(tmp_path, "index", "db")
+    case_files.flip(source, "9")
+    said = told(tmp_path, "import", "--prepare", "db", "out")
+    assert "record `00000009_k9`: its bytes are not those" in said and "stagerun data verify" in said
+    assert said.endswith("[65]") and not (tmp_path / "out").exists()
+    with lmdb.open(str(tmp_path / "raw")) as env, env.begin(write=True) as txn:
+        txn.put(b"0", Datum(channels=1, height=1, width=2, data=b"ab").SerializeToString())
+    data(tmp_path, "index", "raw")
+    said = told(tmp_path, "import", "--prepare", "raw", "out")
+    assert "holds no JPEGs" in said and said.endswith("[64]")
+    said = told(tmp_path, "import", "--prepare", "db", "none", "--limit", 3)
+    assert "--limit is for images" in said and said.endswith("[64]")
 
 
 def test_where_it_cannot_be_done_it_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparing, "can_prepare", lambda: "no libjpeg-turbo 3 here: pip install 'stagerun[fast]'")
-    with pytest.raises(UsageError, match="pip install"):
-        Prepared(LmdbRecords(caffes(tmp_path)))
-
-
-@needs_transcoder
-def test_where_there_are_no_jpegs_there_is_nothing_to_do(tmp_path: Path) -> None:
-    with lmdb.open(str(tmp_path / "db")) as env, env.begin(write=True) as txn:
-        txn.put(b"0", Datum(channels=1, height=1, width=2, data=b"ab").SerializeToString())
-    index.save(build(str(tmp_path / "db")), str(tmp_path / "db"))
-    with pytest.raises(UsageError, match="holds no JPEGs"):
-        prepare(str(tmp_path / "db"), tmp_path / "out")
+    monkeypatch.setenv("STAGERUN_TURBOJPEG", "libnone.so.9")
+    said = told(tmp_path, "import", "--prepare", caffes(tmp_path), "out")
+    assert "can't prepare JPEGs" in said and "STAGERUN_TURBOJPEG" in said and said.endswith("[64]")

@@ -4,11 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from facade import Cache, ListRecords, Loader, Transform, UsageError, caffe_pb2
+from facade import Cache, ListRecords, Loader, PythonTransform, Transform, UsageError, caffe_pb2, make_memory
 
-from stagerun.base.code import Sources
-from stagerun.data.pictures import make_memory
-from stagerun.data.python_transform import PythonTransform, generator
 from stagerun.language import read
 
 AUGMENT = """import numpy as np
@@ -21,7 +18,12 @@ def augment(image, rng):
         image = np.concatenate([image, image], 1)
     return np.clip(image + rng.integers(0, AMOUNT, image.shape), 0, 255).astype(np.uint8)
 """
-FILES = (("aug.py", AUGMENT), ("noise.py", "AMOUNT = 30\n"))
+
+SCHEDULE = """model { name: "resnet_small" num_classes: 4 }
+data { train { source: "/x" images: 60 } }
+solver { batch_size: 8 device_batch_size: 4 base_lr: 0.1 lr_policy: "fixed" max_iter: 10 transform_param { python: "aug.py:augment" } }
+stage { name: "a" solver_param { } }
+"""
 
 
 def records(channels: int = 3, count: int = 40) -> ListRecords:
@@ -34,8 +36,10 @@ def records(channels: int = 3, count: int = 40) -> ListRecords:
     return ListRecords([datum(i) for i in range(count)], "/data/toy")
 
 
-def function(body: str, name: str = "augment") -> PythonTransform:
-    return PythonTransform(f"aug.py:{name}", Sources("mine", (("aug.py", body),)))
+def function(body: str, **more: str) -> PythonTransform:
+    """`augment` of aug.py, with more files beside it."""
+    files = {f"{name}.py": text for name, text in {"aug": body, **more}.items()}
+    return PythonTransform("aug.py:augment", read({"schedule.prototxt": SCHEDULE, **files}, "mine").python)
 
 
 def loader(source: ListRecords, python: PythonTransform | None, channels: int = 3, **more: Any) -> Loader:
@@ -45,7 +49,7 @@ def loader(source: ListRecords, python: PythonTransform | None, channels: int = 
 
 
 def test_an_image_is_the_same_whoever_makes_it() -> None:
-    source, python = records(), PythonTransform("aug.py:augment", Sources("mine", FILES))
+    source, python = records(), function(AUGMENT, noise="AMOUNT = 30\n")
     whole = loader(source, python).batch(0, 120).images.copy()
     assert not np.array_equal(whole, loader(source, None).batch(0, 120).images)
     memory = make_memory(source, 3, Cache.MEMORY)
@@ -55,9 +59,12 @@ def test_an_image_is_the_same_whoever_makes_it() -> None:
 
 
 def test_what_it_draws_belongs_to_seed_and_position_and_is_frozen() -> None:
-    drawn = [generator(seed, position).integers(0, 1000, 3).tolist() for seed, position in ((1, 0), (1, 1), (2, 0))]
-    assert drawn == [[689, 372, 154], [907, 703, 484], [319, 846, 326]]
-    assert generator(1, 0).random() == generator(1, 0).random()
+    body = "def augment(image, rng):\n    image[0, :3, 1], image[0, :3, 0] = divmod(rng.integers(0, 1000, 3), 256)\n    return image\n"
+    drawn = []
+    for seed, position in ((1, 0), (1, 1), (2, 0), (1, 0)):
+        made = Loader(records(), Transform(), train=True, channels=3, num_classes=4, seed=seed, python=function(body))
+        drawn.append((made.batch(position, 1).images[0, 0, :3, 1:].astype(int) @ [256, 1]).tolist())
+    assert drawn == [[689, 372, 154], [907, 703, 484], [319, 846, 326], [689, 372, 154]]
 
 
 def test_it_is_given_red_first_and_may_write_into_what_it_is_given() -> None:
@@ -76,13 +83,13 @@ def test_it_is_given_red_first_and_may_write_into_what_it_is_given() -> None:
 @pytest.mark.parametrize(
     ("body", "message", "hint"),
     [
-        ("image[:] = 0", "mine/aug.py:1: `augment` returned None, not an image", "`return image`"),
+        ("image[:] = 0", "aug.py:1: `augment` returned None, not an image", "`return image`"),
         ("return image / 255", "returned an image of float64, not of uint8", "astype(np.uint8)"),
         ("return image[0]", "returned an array of the shape [14, 3], and not [height, width, 3]", "uint8 array"),
         ("return image.tolist()", "returned a list, not an image", "uint8 array"),
         ("return image[:0]", "the shape [0, 14, 3]", "uint8 array"),
-        ("return imag", "mine/aug.py:2: NameError: name 'imag' is not defined\n  return imag", ""),
-        ("raise SystemExit(3)", "mine/aug.py:2: SystemExit: 3", ""),
+        ("return imag", "aug.py:2: NameError: name 'imag' is not defined\n  return imag", ""),
+        ("raise SystemExit(3)", "aug.py:2: SystemExit: 3", ""),
     ],
 )
 def test_a_mistake_is_one_message_with_line_record_and_position(body: str, message: str, hint: str) -> None:
@@ -95,7 +102,7 @@ def test_a_mistake_is_one_message_with_line_record_and_position(body: str, messa
 
 def test_an_image_of_the_wrong_size_names_the_function_both_sizes_and_the_record() -> None:
     crop = function("def augment(image, rng):\n    return image[:8]\n")
-    where = "mine/aug.py:1: `augment` returned an image that can't be used: the image is 8 x 14 pixels (height x width)"
+    where = "aug.py:1: `augment` returned an image that can't be used: the image is 8 x 14 pixels (height x width)"
     with pytest.raises(UsageError) as error:
         loader(records(), crop, shuffle=False).batch(41, 1)
     assert error.value.message == (
@@ -127,10 +134,3 @@ def test_the_files_are_what_a_snapshot_depends_on() -> None:
     assert was["solver.transform_param.python"] == '"aug.py:augment"'
     now = identity(aug=AUGMENT, noise="AMOUNT = 31\n")
     assert {k for k in was if was[k] != now[k]} == {"code.noise.py"}
-
-
-SCHEDULE = """model { name: "resnet_small" num_classes: 4 }
-data { train { source: "/x" images: 60 } }
-solver { batch_size: 8 device_batch_size: 4 base_lr: 0.1 lr_policy: "fixed" max_iter: 10 transform_param { python: "aug.py:augment" } }
-stage { name: "a" solver_param { } }
-"""

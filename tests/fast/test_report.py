@@ -192,8 +192,7 @@ SENT = [iterated("init", i, sent_bytes=20_000 + 4_000 * (i % 2)) for i in range(
         (0, [iterated("init", i) for i in range(1, 7)], ["", "", ""]),
         (0, SENT, ["", "", ""]),
         (DENSE, SENT, ["22.0 kB sent, 2.2 % of dense  "] * 3),
-        # About the pushes since the last line.
-        (0, STALE, ["staleness 0.5, at most 1  ", "staleness 1, at most 2  ", "staleness 1.5, at most 2  "]),
+        (0, STALE, ["staleness 0.5, at most 1  ", "staleness 0.75, at most 2  ", "staleness 1, at most 2  "]),
     ],
 )
 def test_progress_lines_say_what_was_sent_and_how_stale_it_was(

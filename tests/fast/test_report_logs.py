@@ -7,8 +7,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import contract
 import pytest
-from facade import Event, RunOptions, StorageError, UsageError
+from facade import Event, RunOptions, StorageError, TensorBoard
 from log_help import (
     BRANCH,
     SCHEDULE,
@@ -23,8 +24,7 @@ from log_help import (
     trained,
 )
 
-from stagerun.train.logs.table import Opened, require_packages
-from stagerun.train.logs.tensorboard import TensorBoard
+from stagerun.train.logs.table import Opened
 
 # -- TensorBoard
 
@@ -105,9 +105,12 @@ def test_a_worker_gets_the_same_options() -> None:
     assert "--log tensorboard --log wandb" in words
 
 
-def test_a_package_that_is_missing_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_missing_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)  # it can't be imported
-    with pytest.raises(UsageError) as caught:
-        require_packages(["tensorboard"])
-    assert caught.value.message == "`--log tensorboard` needs the package tensorboard"
-    assert caught.value.hint == "pip install 'stagerun[tensorboard]'"
+    (tmp_path / "schedule.prototxt").write_text(SCHEDULE)
+    refused = contract.stagerun(["run", ".", "--log", "tensorboard"], tmp_path)
+    said = "`--log tensorboard` needs the package tensorboard\n  hint: pip install 'stagerun[tensorboard]'\n"
+    assert (refused.exit_code, refused.stderr) == (64, said)
+    assert [file.name for file in tmp_path.iterdir()] == ["schedule.prototxt"]

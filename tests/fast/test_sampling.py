@@ -4,15 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from facade import DataError, LmdbSource, Schedule, caffe_pb2, order, training_loader, write_lmdb
+from contract import stagerun
+from facade import DataError, LmdbSource, Schedule, caffe_pb2, order, preflight, training_loader, write_lmdb
 
-from stagerun.base.shares import told
-from stagerun.data import index
-from stagerun.data.indexing import build
-from stagerun.data.preflight import opened, require_usable
-from stagerun.data.sampling import order_of
 from stagerun.language import canonical, read
-from stagerun.system.lmdb_file import class_sizes, with_sets
 
 SIZES = (40, 12, 7, 1)
 TEXT = """model {{ name: "resnet_small" num_classes: {classes} channels: 1 }}
@@ -35,7 +30,7 @@ def make(folder: Path, indexed: bool = True) -> str:
     labels = np.random.default_rng(1).permutation(np.repeat(np.arange(4), SIZES))
     write_lmdb(str(folder / "lmdb"), [datum(int(label)) for label in labels])
     if indexed:
-        index.save(build(str(folder / "lmdb")), str(folder / "lmdb"))
+        assert stagerun(["data", "index", "lmdb"], folder).exit_code == 0
     return str(folder / "lmdb")
 
 
@@ -52,28 +47,35 @@ def test_a_schedule_without_them_says_nothing_of_them() -> None:
 # -- what `plan` says
 
 
-def test_the_plan_says_what_it_does_to_an_epoch(tmp_path: Path) -> None:
-    source = make(tmp_path)
-    assert class_sizes(source, 4) == SIZES and class_sizes(source, 3) == () and class_sizes(str(tmp_path), 4) == ()
-    balanced = with_sets(schedule("sampling: BALANCED", source=source), lambda stage: None)
-    assert told(balanced.stages[0].solver, balanced.class_sizes_of(balanced.stages[0]), 60) == (
-        "BALANCED: an epoch has 35 of 60 images; each of class 3 (1) 15 times, of class 0 (40) 0.375 times"
-    )
-    assert told(balanced.stages[0].solver, (), 60) == "BALANCED"
+NET = """layer {{ name: "data" type: "Data" top: "data" top: "label" transform_param {{ mirror: true }} data_param {{ source: "{source}" batch_size: 4 backend: LMDB }} }}
+layer {{ name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param {{ num_output: {classes} }} }}
+layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" loss_param {{ ignore_label: {ignored} }} }}
+"""
 
 
-@pytest.mark.parametrize(("ignored", "classes"), [(0, 4), (3, 3)])
-def test_an_ignored_label_has_no_share(ignored: int, classes: int, tmp_path: Path) -> None:
-    """Whether it is a class or not. An epoch has as many places as there are records."""
-    found = with_sets(schedule("sampling: BALANCED", source=make(tmp_path), classes=classes), lambda stage: ignored)
-    (stage,) = found.stages
-    sizes = tuple(0 if label == ignored else size for label, size in enumerate(SIZES[:classes]))
-    assert found.class_sizes_of(stage) == sizes
-    said = {
-        0: "20 of 60 images; each of class 3 (1) 20 times, of class 1 (12) 1.67 times",
-        3: "39 of 60 images; each of class 2 (7) 2.86 times, of class 0 (40) 0.5 times",
-    }[ignored]
-    assert told(stage.solver, sizes, 60) == f"BALANCED: an epoch has {said}"
+@pytest.mark.parametrize(
+    ("indexed", "ignored", "classes", "told"),
+    [
+        (True, None, 4, "BALANCED: an epoch has 35 of 60 images; each of class 3 (1) 15 times, of class 0 (40) 0.375 times"),
+        (False, None, 4, "BALANCED\n"),
+        (True, 0, 4, "BALANCED: an epoch has 20 of 60 images; each of class 3 (1) 20 times, of class 1 (12) 1.67 times"),
+        (True, 3, 3, "BALANCED: an epoch has 39 of 60 images; each of class 2 (7) 2.86 times, of class 0 (40) 0.5 times"),
+    ],
+    ids=["all", "without a side file", "ignored class", "ignored label"],
+)  # fmt: skip
+def test_the_plan_says_what_it_does_to_an_epoch(
+    indexed: bool, ignored: int | None, classes: int, told: str, tmp_path: Path
+) -> None:
+    """A label that the net ignores has no share, whether it is a class or not."""
+    source = make(tmp_path, indexed)
+    text = TEXT.format(solver="sampling: BALANCED", source=source, classes=classes)
+    if ignored is not None:
+        (tmp_path / "net.prototxt").write_text(NET.format(source=source, classes=classes, ignored=ignored))
+        text = text.replace(text[: text.index("}") + 1], "").replace("solver {", 'solver { net: "net.prototxt"', 1)
+        text = text.replace(" transform_param { mirror: true }", "")
+    (tmp_path / "schedule.prototxt").write_text(text)
+    shown = stagerun(["plan", "."], tmp_path)
+    assert shown.exit_code == 0 and told in shown.output, shown.output
 
 
 # -- over an LMDB
@@ -94,15 +96,16 @@ def test_a_loader_gives_every_class_its_share_in_every_epoch(tmp_path: Path) -> 
 def test_uniform_is_the_order_that_it_was(tmp_path: Path) -> None:
     made = schedule("sampling: UNIFORM", source=make(tmp_path, indexed=False))
     records = LmdbSource(made.data.train.path)
-    found = order_of(records, made, made.stages[0]).at(50, 100)
-    assert np.array_equal(found, order.indices(1, 60, 50, 100, True))
+    found = training_loader(records, made, made.stages[0]).batch(50, 100)
+    labels = [caffe_pb2.Datum.FromString(records.get(i)[1]).label for i in order.indices(1, 60, 50, 100, True).tolist()]
+    assert found.labels.tolist() == labels
 
 
 def test_without_a_side_file_it_says_what_makes_one(tmp_path: Path) -> None:
     made = schedule("sampling: BALANCED", source=make(tmp_path, indexed=False))
     records = LmdbSource(made.data.train.path)
     with pytest.raises(DataError, match="needs the labels of all records") as error:
-        order_of(records, made, made.stages[0])
+        training_loader(records, made, made.stages[0])
     assert error.value.hint == f"make it with `stagerun data index {records.name}`"
 
 
@@ -112,17 +115,16 @@ def test_it_is_looked_at_before_a_run_in_a_stage_that_is_else_like_another(tmp_p
     more = 'stage { name: "b" solver_param { sampling: BALANCED } }\n'
     made = read({"schedule.prototxt": text + more}, "/schedules/s")
     with pytest.raises(DataError, match="needs the labels of all records"):
-        require_usable(made, opened(made), lambda stage: None, lambda stage: None)
+        preflight(made)
 
 
 def test_labels_beyond_the_network_are_refused(tmp_path: Path) -> None:
     made = schedule("sampling: BALANCED", make(tmp_path), classes=2)
     with pytest.raises(DataError, match="has label 3, and `num_classes` is 2"):
-        order_of(LmdbSource(made.data.train.path), made, made.stages[0])
+        training_loader(LmdbSource(made.data.train.path), made, made.stages[0])
 
 
 def test_classes_without_images_are_left_out_of_balanced(tmp_path: Path) -> None:
     made = schedule("sampling: BALANCED", source=make(tmp_path), classes=6)
-    found = order_of(records := LmdbSource(made.data.train.path), made, made.stages[0]).at(0, 60)
-    assert records.index is not None
-    assert np.bincount(records.index.labels[found]).tolist() == [15, 15, 15, 15]
+    batch = training_loader(LmdbSource(made.data.train.path), made, made.stages[0]).batch(0, 60)
+    assert np.bincount(batch.labels).tolist() == [15, 15, 15, 15]

@@ -5,9 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from facade import order
-
-from stagerun.base.shares import shares
+from facade import order, shares
 
 LABELS = np.repeat(np.arange(4), [1, 7, 60, 332])[np.random.default_rng(1).permutation(400)]
 EVEN = shares([Fraction(1)] * 4, 400)

@@ -6,11 +6,10 @@ import struct
 from pathlib import Path
 
 import pytest
-from facade import Solver
+from facade import Solver, units
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagerun.base import units
 from stagerun.language import read
 from stagerun.schedule import POLICIES, make_knobs
 

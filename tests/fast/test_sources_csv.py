@@ -3,26 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import contract
+import made_images
 import pytest
-from facade import (
-    DataError,
-    Datum,
-    ImportOptions,
-    ImportWork,
-    LmdbSource,
-    SourceOptions,
-    Transform,
-    open_source,
-)
-
-from stagerun.data import datum
-from stagerun.data.importing.engine import Job, run
-from stagerun.data.index import load
-from stagerun.data.indexing import build
-from stagerun.data.pictures import Pictures
-from stagerun.tools.data.index import verify_lmdb as verify
-from stagerun.tools.data.sources import format_of
-from tests.help import made_images
+from facade import DataError, Datum, LmdbSource, Loader, SourceOptions, Transform, index, open_source
 
 
 @pytest.fixture
@@ -56,32 +40,35 @@ def test_the_forms_of_a_table(
     table: Callable[[str], str], text: str, classes: tuple[str, ...], found: list[tuple[int, ...]]
 ) -> None:
     path = table(text)
-    assert format_of(path, SourceOptions()).name == "csv"
+    assert open_source(path, SourceOptions()).kind == "csv"
     assert labels(path) == (classes, dict(zip(("a.jpg", "b.jpg", "c.jpg"), found, strict=True)))
 
 
-@pytest.mark.parametrize("raw", [False, True])
-def test_the_import_writes_them_as_floats_and_no_label(table: Callable[[str], str], tmp_path: Path, raw: bool) -> None:
-    path = table("image,labels\na.jpg,3 1\nb.jpg,\nc.jpg,2\n")
-    work = ImportWork(open_source(path, SourceOptions()), path, ImportOptions(seed=None, raw=raw))
-    run(work, str(tmp_path / "lmdb"), Job(threads=2))
+@pytest.mark.parametrize("raw", [(), ("--raw",)])
+def test_the_import_writes_them_as_floats_and_no_label(
+    table: Callable[[str], str], tmp_path: Path, raw: tuple[str, ...]
+) -> None:
+    table("image,labels\na.jpg,3 1\nb.jpg,\nc.jpg,2\n")
+    for words in (["import", "labels.csv", "lmdb", "--no-shuffle", *raw], ["verify", "lmdb", "--decode"]):
+        done = contract.stagerun(["data", *words], tmp_path)
+        assert done.exit_code == 0, done.output
     records = LmdbSource(str(tmp_path / "lmdb"))
-    stored = [records.get(i)[1] for i in range(3)]
-    assert [list(Datum.FromString(record).float_data) for record in stored] == [[1, 3], [], [2]]
-    assert [Datum.FromString(record).label for record in stored] == [-1, -1, -1], "0 would be a class"
-    fields = [datum.parse(record) for record in stored]
-    assert [(one.floats, one.several) for one in fields] == [((1.0, 3.0), True), ((), True), ((2.0,), True)]
-    index = load(str(tmp_path / "lmdb"))
-    assert index is not None and set(index.labels.tolist()) == {-1}
-    assert verify(str(tmp_path / "lmdb"), decode=True).mistakes == ()
-    assert build(str(tmp_path / "lmdb")).labels.tolist() == [-1, -1, -1], "as the import said"
-    pictures = Pictures(records, Transform(), 3, 10)
+    stored = [Datum.FromString(records.get(i)[1]) for i in range(3)]
+    assert [list(record.float_data) for record in stored] == [[1, 3], [], [2]]
+    assert [record.label for record in stored] == [-1, -1, -1], "0 would be a class"
+    for again in (False, True):
+        if again:
+            done = contract.stagerun(["data", "index", "lmdb", "--force"], tmp_path)
+            assert done.exit_code == 0, done.output
+        made = index.load(str(tmp_path / "lmdb"))
+        assert made is not None and set(made.labels.tolist()) == {-1}
+    about = {"train": False, "channels": 3, "num_classes": 10, "seed": 1, "images": 3, "shuffle": False}
     for i in (0, 1):
         with pytest.raises(DataError, match="has several labels, or none, in float_data") as caught:
-            pictures.open(i)
+            Loader(records, Transform(), **about).batch(i, 1)
         assert 'labels: "float_data"' in caught.value.hint
-    numbered = Pictures(records, Transform(), 3, 10, numbered=True)
-    assert [numbered.open(i)[1] for i in range(3)] == [0, 1, 2]
+    numbered = Loader(records, Transform(), numbered=True, **about)
+    assert numbered.batch(0, 3).labels.tolist() == [0, 1, 2]
 
 
 def test_another_labelling_is_another_source(table: Callable[[str], str]) -> None:

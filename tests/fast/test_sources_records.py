@@ -3,15 +3,13 @@
 import struct
 from pathlib import Path
 
+import google_crc32c
 import pytest
-from facade import DataError, RecipeError, SourceOptions, StagerunError, UsageError, open_source
+from facade import DataError, RecipeError, SourceOptions, StagerunError, UsageError, open_source, tfexample_pb2
 from made_images import everything
 
-from stagerun.language.proto import tfexample_pb2
-from stagerun.tools.data.sources.recordio import MAGIC
-from stagerun.tools.data.sources.tfrecord import masked_crc
-
 NONE = SourceOptions()
+MAGIC = struct.pack("<I", 0xCED7230A)
 
 
 def refused(path: Path | str, kind: type[StagerunError] = DataError, **options: str) -> str:
@@ -33,6 +31,11 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
         assert source.item(0).label == 3
         with pytest.raises(DataError, match="record 0 at byte 12: its data have a wrong checksum"):
             source.read(0)
+
+
+def masked_crc(data: bytes) -> int:
+    crc = int(google_crc32c.value(data))
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def record(data: bytes) -> bytes:

@@ -4,18 +4,14 @@ import time
 
 import pytest
 from drawn import examples
-from facade import SCHEDULE, SOLVER, Problems, stagerun_pb2
+from facade import SCHEDULE, SOLVER, Problems, parse, stagerun_pb2, tree
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagerun.language import parse as parsing
-from stagerun.language import tree
-
-parse = parsing.parse
-
+LARGEST = 1_000_000  # bytes
 WORDS = [
     *("{", "}", "<", ">", "[", "]", ":", ";", ",", "#x\n", "\n", " ", "-", "$", "=", '"', "'"),
     *("base_lr", "lr_policy", "max_iter", "stepvalue", "mirror", "precision", "transform_param", "mean_value", "clear"),
@@ -206,13 +202,13 @@ def test_a_file_that_is_something_else_ends_soon() -> None:
         problems = Problems()
         start = time.process_time()
         parse("f", text, SCHEDULE, problems)
-        assert 0 < len(problems.all()) <= parsing.MOST_MISTAKES + 2
+        assert 0 < len(problems.all()) <= 102
         assert time.process_time() - start < 5
 
 
 def test_a_file_may_not_be_large() -> None:
     problems = Problems()
-    parse("f", b"#" * parsing.LARGEST, SCHEDULE, problems)
+    parse("f", b"#" * LARGEST, SCHEDULE, problems)
     assert not problems
-    parse("f", b"#" * (parsing.LARGEST + 1), SCHEDULE, problems)
+    parse("f", b"#" * (LARGEST + 1), SCHEDULE, problems)
     assert "larger than 1 MB" in problems.all()[0].message

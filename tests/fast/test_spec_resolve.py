@@ -5,10 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from facade import RecipeError, recipe, write_lmdb
+from facade import RecipeError, recipe, tree, write_lmdb
 
 from stagerun import language
-from stagerun.language import ranges, tree
 
 SCHEDULE = """
 model { name: "resnet18" num_classes: 10 }
@@ -216,7 +215,9 @@ def test_every_number_has_bounds() -> None:
         for f in tree.fields(m)
         if f.type in (f.TYPE_INT64, f.TYPE_DOUBLE)
     ]
-    assert {f"{f.containing_type.name}.{f.name}" for f in numbers if not ranges.bounds(f)} == {
+    bounds = {"at_least", "above", "below", "at_most"}
+    stated = {f: {option.name for option, _ in f.GetOptions().ListFields()} for f in numbers}
+    assert {f"{f.containing_type.name}.{f.name}" for f in numbers if not stated[f] & bounds} == {
         "Solver.gamma", "Model.channels", "FillerParameter.value", "FillerParameter.min", "FillerParameter.max",
         "TransformParameter.scale", "TransformParameter.mean_value", "TransformParameter.std_value",
     }  # fmt: skip

@@ -3,17 +3,15 @@
 from pathlib import Path
 
 import pytest
+from facade import completed, recipe
 
-from stagerun.base.compression import SETTINGS
-from stagerun.base.recipe import FROM_ITER
 from stagerun.language import load, read
-from stagerun.language.build import completed
 
 FOLDERS = sorted(p.parent for p in (Path(__file__).parents[2] / "solvers").glob("*/schedule.prototxt"))
 # Their defaults follow from other fields.
 DERIVED = {
     "solver.random_seed", "model.batch_norm_param.moving_average_fraction", "model.batch_norm_param.eps",
-    *(f"solver.compress_param.{name}" for name in ("memory", *SETTINGS)),
+    *(f"solver.compress_param.{name}" for name in ("memory", "ratio", "threshold", "qstates", "rank")),
 }  # fmt: skip
 
 
@@ -54,7 +52,7 @@ solver {{ batch_size: 20 device_batch_size: 4 base_lr: 0.1 lr_policy: "fixed" ma
 
 
 def test_what_counts_no_more_is_left_out_and_what_is_not_known_stays() -> None:
-    found = completed({"name": '"old"', "solver.display": "5", FROM_ITER: "7", "solver.from_the_future": "1"})
+    found = completed({"name": '"old"', "solver.display": "5", recipe.FROM_ITER: "7", "solver.from_the_future": "1"})
     assert "name" not in found and "solver.display" not in found
-    assert found[FROM_ITER] == "7" and found["solver.from_the_future"] == "1"
+    assert found[recipe.FROM_ITER] == "7" and found["solver.from_the_future"] == "1"
     assert found["solver.momentum"] == completed({})["solver.momentum"]

@@ -2,14 +2,11 @@
 
 from dataclasses import replace
 
-import pytest
 from facade import Inventory, Schedule, Source, Stage, read_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stagerun import language
-from stagerun.base.recipe import LAST_USED
-from stagerun.language import resolve
 from stagerun.plan import make_plan
 from tests.help import made_schedules
 
@@ -60,7 +57,7 @@ def test_the_canonical_form_reads_back() -> None:
 
 def test_which_set_goes_on_is_part_of_the_identity_since_paths_are_not() -> None:
     def used(**files: str) -> list[str | None]:
-        return [stage.identity.get(LAST_USED) for stage in read(**files).stages]
+        return [stage.identity.get("data.train.last_used") for stage in read(**files).stages]
 
     assert used() == [None, None, None]
     assert used(two=SMALL) == [None, "never", "2 stages before"]
@@ -83,15 +80,6 @@ def test_of_several_validation_sets_a_change_of_one_field_is_for_the_first() -> 
     s = read("", "", "", SEVERAL, "data.val.images=90")
     assert [(v.name, v.images) for v in s.data.val] == [("v1", 90), ("v2", 50)]
     assert s.stages[0].origins["data.val.v2.images"].text == "50"
-
-
-def test_other_classes_than_the_network_has_are_noted_at_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    named = {"/s/a": tuple("abcdefghij"), "/s/small": ("cat", "dog")}
-    monkeypatch.setattr(resolve, "class_names", lambda path: named.get(path, ()))
-    assert language.look_at_classes(read()) == []
-    (problem,) = language.look_at_classes(read(two=SMALL))
-    assert problem.message == "`num_classes` is 10, but /s/small has 2 classes: cat, dog"
-    assert problem.span.line == 2 and "num_classes: 2" in problem.hint
 
 
 # -- where each set goes on, along the path from the seed

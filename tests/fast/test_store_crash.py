@@ -14,17 +14,11 @@ from facade import PermissionDenied, SnapshotRef, StorageError
 
 from stagerun import store
 from stagerun.store import Disk, Inventory, LocalDisk
-from stagerun.store import write as store_write
 
 OUT = Path("/runs/out")
 ROOT = OUT / "snapshots"
 FILES = {"model.safetensors": b"w" * 1000, "optim.safetensors": b"m" * 1500, "state.json": b"{}", "empty": b""}
 CODES = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES)
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_write, "CHUNK", 512)
 
 
 def commit(disk: Disk, out: Path, iter: int, attempt: int = 1) -> SnapshotRef:

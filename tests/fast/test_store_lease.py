@@ -1,20 +1,21 @@
 """Two runs in one folder where no lock tells of the other: the lease, its beats, and the fence around all that is written."""
 
 import errno
-import fcntl
+import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 
+import audited
 import disks
 import pytest
 from disks import HookedDisk, Killed, failing, killed
 from facade import ExitCode, FolderInUseError, Identity, PermissionDenied, StagerunError, StorageError, this_process
 
 from stagerun import store
-from stagerun.store import Lease, Life, LocalDisk, Lock, lives
+from stagerun.store import Lease, Life, LocalDisk, Lock
 
 HERE = this_process()
 NODE7 = Identity("node7", "another boot", "pid:[1]", 12, 34)
@@ -50,13 +51,17 @@ def taken(out: Path, me: Identity = HERE, locked: bool = True, clock: Clock | No
 
 
 def life(out: Path, attempt: int) -> Life:
-    seen = lives.look_at(LocalDisk(), out, attempt)
-    assert seen is not None and seen.life is not None
-    return seen.life
+    (found,) = (seen.life for seen in store.last_lives(LocalDisk(), out, KEPT) if seen.attempt == attempt)
+    assert found is not None
+    return found
+
+
+def newest(out: Path) -> int:
+    return store.last_lives(LocalDisk(), out, 1)[0].attempt
 
 
 def commit(out: Path, held: Lease, iter: int = 100, disk: store.Disk | None = None, attempt: int | None = None) -> str:
-    attempt = attempt or max(lives.attempts_of_lives(LocalDisk(), out))
+    attempt = attempt or newest(out)
     files = {"w": b"w" * 100}
     return disks.commit(disk or LocalDisk(), out, "cyc1", iter, attempt, files, held.require_held).name
 
@@ -113,7 +118,7 @@ def written(out: Path, content: bytes) -> None:
 def changed(out: Path, host: str = "h", **changes: object) -> None:
     taken(out)
     other = replace(life(out, 1), process=replace(HERE, host=host), **changes)  # type: ignore[arg-type]
-    (out / "lives" / "a0001.json").write_bytes(lives.encode(other))
+    (out / "lives" / "a0001.json").write_text(json.dumps(asdict(other)))
 
 
 def put(out: Path, make: Callable[[Path], object]) -> None:
@@ -406,7 +411,7 @@ def test_killed_or_failing_at_every_call_the_next_one_goes_on(out: Path, hook: C
         next_one = taken(folder, clock=clock)
         next_one.require_held()
         assert clock.now == 1000, f"the lock is held, so nobody is waited for; killed at {disk.calls[-1]}"
-        attempt = max(lives.attempts_of_lives(LocalDisk(), folder))
+        attempt = newest(folder)
         assert 2 <= attempt <= 3
         assert not [name for name in os.listdir(folder / "lives") if name.startswith(".")]
         if len(disk.calls) < at:
@@ -492,11 +497,9 @@ def test_a_chain_of_takers_tells_everybody_of_the_last(out: Path) -> None:
 
 
 @pytest.fixture
-def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(fd: int, how: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
+def no_locks() -> Iterator[None]:
+    with audited.no_flock(errno.ENOLCK):
+        yield
 
 
 def test_without_locks_the_lease_alone_decides(out: Path, no_locks: None) -> None:

@@ -1,18 +1,20 @@
-"""One run per output folder, and a folder that can be written."""
+"""One run per output folder; one command at a time in a folder that is thrown away; and a folder that can be written."""
 
 import errno
 import fcntl
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import audited
 import pytest
 from facade import FolderInUseError, StorageError
 
 from stagerun import store
 from stagerun.store import LocalDisk, Lock
+from stagerun.store.throw_away import claim
 
 
 def test_released_it_is_free_and_the_file_stays(tmp_path: Path) -> None:
@@ -63,14 +65,9 @@ def test_while_it_tries_again_the_lock_may_come_free_or_get_the_name_of_its_hold
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    def flock(fd: int, how: int) -> None:
-        raise OSError(code, os.strerror(code))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fcntl, "flock", flock)
-        with pytest.raises(StorageError, match="has no locks") as caught:
-            Lock(tmp_path).acquire()
+def test_a_file_system_without_locks_is_refused(tmp_path: Path, code: int) -> None:
+    with audited.no_flock(code), pytest.raises(StorageError, match="has no locks") as caught:
+        Lock(tmp_path).acquire()
     assert "flock" in caught.value.hint
     with Lock(tmp_path):
         pass
@@ -114,3 +111,31 @@ def test_prepare_where_a_file_is(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="Not a directory") as caught:
         store.prepare(LocalDisk(), tmp_path / "out")
     assert "--out" in caught.value.hint
+
+
+# ---- the folder of a command that leaves nothing
+
+
+def test_who_waited_for_a_lock_that_was_deleted_holds_nothing(tmp_path: Path) -> None:
+    """Between the opening of the lock's file and the lock its holder leaves, and another comes."""
+    folder, first, others = tmp_path / "x", ExitStack(), ExitStack()
+    claim(folder, "work", first)
+
+    def late() -> None:
+        first.close()
+        assert not folder.exists()
+        (claim(folder, "work", others) / "theirs").touch()
+
+    with audited.once("fcntl.flock", lambda *_: True, late), pytest.raises(FolderInUseError), ExitStack() as mine:
+        claim(folder, "work", mine)
+    assert (folder / "work" / "theirs").exists()
+    others.close()
+    assert not folder.exists()
+
+
+def test_a_folder_that_is_left_before_its_lock_is_opened_is_made_again(tmp_path: Path) -> None:
+    folder, first = tmp_path / "x", ExitStack()
+    claim(folder, "work", first)
+    with audited.once("open", lambda path, *_: str(path) == str(folder / "lock"), first.close), ExitStack() as mine:
+        assert claim(folder, "work", mine).is_dir()
+    assert not folder.exists()

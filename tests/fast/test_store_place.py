@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
+import contract
 import pytest
+import tiny
 
 from stagerun.store import local_kind, lost_with
-from stagerun.system.files import LOCAL, mounted
-from stagerun.tools.plan.command import place_remark
-from stagerun.tools.status.command import hosts_text
 
 MOUNTS = r"""
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -37,8 +36,6 @@ damaged
 )
 def test_the_kind_of_file_system(path: str, kind: str) -> None:
     assert local_kind(Path(path), MOUNTS) == kind
-    found, source = mounted(Path(path), MOUNTS)
-    assert source and (found == kind if kind else found not in LOCAL)
 
 
 def test_a_link_is_followed(tmp_path: Path) -> None:
@@ -47,16 +44,13 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
     assert local_kind(Path("/dev/shm")) in ("tmpfs", "")
 
 
-def test_a_plan_for_several_hosts_says_what_a_path_of_one_means() -> None:
-    shm = Path("/dev/shm/out")
-    text = lost_with(shm, "tmpfs", "")
+def test_a_plan_for_several_hosts_says_what_a_path_of_one_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = tiny.make_schedule(tmp_path / "s", tmp_path)
+    text = lost_with(Path("/dev/shm/out"), "tmpfs", "")
     assert "(tmpfs) of its first host alone: if that host is lost, the run can't go on" in text
-    assert place_remark(shm, {"SLURM_JOB_NUM_NODES": "2"}) == [text]
-    assert place_remark(shm, {}) == [] == place_remark(shm, {"SLURM_JOB_NUM_NODES": "1"})
-    assert place_remark(Path("/proc/out"), {"SLURM_JOB_NUM_NODES": "2"}) == []
-
-
-def test_where_the_ranks_are() -> None:
-    assert hosts_text(["a", "a", "a", "b", "c", "c"]) == "on 3 hosts: a (ranks 0 to 2), b (rank 3), c (ranks 4, 5)"
-    assert hosts_text([f"n{n}" for n in range(10)]).endswith("n7 (rank 7) and 2 more")
-    assert hosts_text(["a", "b", "a", "b"]) == "on 2 hosts: a (ranks 0, 2), b (ranks 1, 3)"
+    for nodes, out, said in (("2", "/dev/shm/out", True), ("1", "/dev/shm/out", False), ("2", "/proc/out", False)):
+        monkeypatch.setenv("SLURM_JOB_NUM_NODES", nodes)
+        plan = contract.stagerun(["plan", schedule, "--out", out], tmp_path).output
+        assert (text in plan) is said, plan

@@ -1,6 +1,12 @@
 """`stagerun help`, and places in `stagerun plan --why`; cases/plan_why*.txt and cases/help_names.txt show what they print."""
 
+import contextlib
+import fcntl
+import os
 import re
+import struct
+import termios
+import threading
 from pathlib import Path
 
 import contract
@@ -12,12 +18,12 @@ from hypothesis import strategies as st
 
 from stagerun.cli import main
 from stagerun.language import load, read
-from stagerun.manual import fields as topics
-from stagerun.manual import pages
 from stagerun.schedule import POLICIES
 
 CASE = contract.Case.read(contract.CASES / "plan_why.txt")
 READ = read(CASE.files, "/s")
+MANUAL = Path(__file__).parents[2] / "stagerun" / "manual"
+PAGES = [path.stem for path in MANUAL.glob("*.md")]
 
 
 def helped(*words: str) -> str:
@@ -90,7 +96,7 @@ def test_every_policy_is_explained() -> None:
 
 @pytest.mark.parametrize("words", [["many-machines"], ["many", "machines"], ["Many_Machines"]])
 def test_a_page(words: list[str]) -> None:
-    assert helped(*words) == (pages.FOLDER / "many-machines.md").read_text()
+    assert helped(*words) == (MANUAL / "many-machines.md").read_text()
 
 
 def test_pictures_of_a_page_are_shown_by_caption_and_path() -> None:
@@ -103,34 +109,47 @@ def test_pictures_of_a_page_are_shown_by_caption_and_path() -> None:
     assert shown and all(Path(path).exists() for path in shown)
 
 
-def test_the_overview_names_pages_and_topics() -> None:
+def test_the_overview_names_pages_and_topics_that_lead_to_what_there_is() -> None:
     text = helped()
-    assert all(re.search(rf"^  {page} +{re.escape(says)}$", text, re.M) for page, says in pages.PAGES.items())
-    assert not {pages.page_name(word) for word in topics.WORDS} & set(pages.PAGES)
-
-
-def test_every_topic_leads_to_what_there_is_and_hides_no_field() -> None:
+    assert set(PAGES) == set(re.findall(r"^  (\S+) ", text[: text.index("\nMessages")], re.M))
+    topics = " ".join(text[text.index("\nTopics") :].split("\n\n")[1].split()).split(", ")
     messages = stagerun_pb2.DESCRIPTOR.message_types_by_name.values()
-    assert not {field for message in messages for field in message.fields_by_name} & set(topics.WORDS)
-    for topic in topics.TOPICS:
-        text = helped(*topic.split())
-        named = re.findall(r"`stagerun ([\w -]+?)(?: --help)?`", " ".join(text[text.index("  See ") :].split()))
-        assert text.startswith(f"{topic}\n  ") and named
-        for name in named:
-            assert not name.startswith("help ") or name[5:] not in topics.WORDS
-            assert (
-                helped(*name.split()[1:])
-                if name.startswith("help ")
-                else CliRunner().invoke(main, [*name.split(), "--help"]).exit_code == 0
-            )
+    fields = {field for message in messages for field in message.fields_by_name}
+    assert len(topics) > 20 and not fields & set(topics)
+    for topic in topics:
+        said = helped(*topic.split())
+        named = re.findall(r"`stagerun ([\w -]+?)(?: --help)?`", " ".join(said[said.index("  See ") :].split()))
+        assert said.startswith(f"{topic}\n  ") and named
+        for words in (name.split() for name in named):
+            if words[0] == "help":
+                assert " ".join(words[1:]) not in topics and helped(*words[1:])
+            else:
+                assert CliRunner().invoke(main, [*words, "--help"]).exit_code == 0
 
 
-def test_a_page_on_a_terminal_has_no_marks_and_fits(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    for page in pages.PAGES:
-        pages.print_page(page)
-        shown = capsys.readouterr().out
+def test_a_page_on_a_terminal_has_no_marks_and_fits() -> None:
+    for page in PAGES:
+        shown = on_a_terminal("help", page)
         assert shown and "](" not in shown and "|---" not in shown
         assert max(map(len, shown.splitlines())) <= 80
+
+
+def on_a_terminal(*words: str) -> str:
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    read: list[bytes] = []
+
+    def follow() -> None:
+        while not (read and read[-1].endswith(b"\0")):
+            read.append(os.read(master, 1 << 16))
+
+    reader = threading.Thread(target=follow)
+    reader.start()
+    with open(slave, "w") as terminal, contextlib.redirect_stdout(terminal):
+        with contextlib.suppress(SystemExit):
+            main([*words])
+        terminal.write("\0")
+        terminal.flush()
+        reader.join()
+    os.close(master)
+    return re.sub(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\|[\r\0]", "", b"".join(read).decode())

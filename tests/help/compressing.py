@@ -8,9 +8,16 @@ import torch
 from facade import Compression, Draw, Memory, Method, make
 from torch import Tensor
 
-from stagerun.base import compression
-
 DRAW = Draw(7, 11, -1, 3)
+# The methods whose memory is RESIDUAL where none is written.
+REMEMBER = (Method.TOP_K, Method.RANDOM_K, Method.THRESHOLD, Method.POWER_SGD)
+SMALL = {
+    Method.TOP_K: {"ratio": 0.1},
+    Method.RANDOM_K: {"ratio": 0.1},
+    Method.THRESHOLD: {"threshold": 0.01},
+    Method.QSGD: {"qstates": 255},
+    Method.POWER_SGD: {"rank": 2},
+}
 BITS = {np.dtype("f4"): np.uint32, np.dtype("f8"): np.uint64}
 
 
@@ -54,7 +61,6 @@ def numbers(n: int, dtype: str = "f4", seed: int = 1) -> np.ndarray:
 
 def how(method: Method, memory: Memory | None = None, **settings: object) -> Compression:
     """`compress_param` with small numbers where it needs some."""
-    known = compression.settings_of(method)
-    known |= {name: value for name, value in (("ratio", 0.1), ("threshold", 0.01), ("rank", 2)) if name in known}
-    memory = memory or compression.METHODS[method].memory
-    return Compression(**{"method": method, "memory": memory, **known, **settings})
+    if memory is None:
+        memory = Memory.RESIDUAL if method in REMEMBER else Memory.NONE
+    return Compression(**{"method": method, "memory": memory, **SMALL.get(method, {}), **settings})

@@ -21,6 +21,7 @@ from facade import (
     Solver,
     TrainState,
     Transform,
+    losses,
     make_state,
     momentum,
     reducer_of,
@@ -32,7 +33,6 @@ from torch import Tensor, nn
 from stagerun.comm import Comm, runs_of
 from stagerun.comm.group import GRADIENTS, Traffic
 from stagerun.engine.compression import residual_of
-from stagerun.engine.losses import loss_of
 from stagerun.engine.mixing import Mixing
 from stagerun.engine.state import replicas_of
 from stagerun.models import BatchNorm2d
@@ -117,7 +117,7 @@ def arithmetic(solver: Solver, **changes: object) -> Arithmetic:
         clip_gradients=solver.clip_gradients,
         forward_seed=lambda position: position,
         mixing=Mixing(solver.random_seed, solver.mixup_alpha, solver.cutmix_alpha),
-        loss=loss_of(solver),
+        loss=losses.loss_of(solver),
     )
     return replace(how, **changes)
 

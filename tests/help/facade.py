@@ -7,34 +7,33 @@ values, numerics, and what reads and writes the package's formats. A name's modu
 from importlib import import_module
 
 _BY_MODULE = {
-    # Values
-    "base.errors": "DataError Diverged ExitCode FolderInUseError Level PeerError PermissionDenied Problems RecipeError ResumeRefused Span StagerunError "
-    "StorageError UsageError",
-    "base.events": "EnsembleTested Event Iterated NotFinite Note PieceStarted Retraced RunFinished RunStarted SnapshotDue SnapshotFailed "
-    "SnapshotWritten StageFinished StageStarted Stopped Synchronised Tested Compressed CompressedItem CompressionChosen Failed Proof TestDue",
+    "base.errors": "DataError Diverged ExitCode FolderInUseError Level PeerError PermissionDenied Problems RecipeError "
+    "ResumeRefused Span StagerunError StorageError UsageError",
+    "base.events": "EnsembleTested Event Iterated NotFinite Note PieceStarted Retraced RunFinished RunStarted SnapshotDue "
+    "SnapshotFailed SnapshotWritten StageFinished StageStarted Stopped Synchronised Tested Compressed "
+    "CompressedItem CompressionChosen Failed Proof TestDue",
     "base.knobs": "Knobs",
-    "base.recipe": "Cache ChannelOrder Compression Determinism EnsembleRule InterpMode Memory Method Model Outer PadMode ParamKind ParamRule Precision "
-    "RandomResize RandomResizedCrop Schedule Scope Solver Source Stage Sync SyncMethod Transform Weights",
+    "base.recipe": "Cache ChannelOrder Compression Determinism EnsembleRule InterpMode Memory Method Model Outer PadMode ParamKind "
+    "ParamRule Precision RandomResize RandomResizedCrop Schedule Scope Solver Source Stage Sync SyncMethod "
+    "Transform Weights",
     "base.snapshots": "Inventory SnapshotRef same_set",
-    "base": "caffe_blobs caffe_file net order recipe spans",
+    "base": "caffe_blobs caffe_file net order recipe spans caffe_h5 units",
     "system.world": "World",
     "system.process": "Identity this_process",
     "system.pulse": "Limits Pulse Section",
     "plan.rehearsal": "cost_key rehearsal",
     "plan.render": "render_json render_text",
-    # The language, in words
     "tools.fmt.style": "formatted",
     "tools.lint": "RULES lint problems",
     "tools.plan.why": "explained",
-    # Formats
-    "language.proto": "caffe_pb2 stagerun_pb2",
+    "language.proto": "caffe_pb2 stagerun_pb2 tfexample_pb2",
     "language.proto.caffe_pb2": "Datum",
     "language.stored": "read_recipe",
     "language.tree": "SCHEDULE SOLVER",
     "language.net": "net_of State read resolve",
     "data.write": "write_lmdb",
     "data.records": "ListRecords LmdbSource",
-    "data.pictures": "Decoded",
+    "data.pictures": "Decoded make_memory",
     "data.jpeg": "Rectangle read_header",
     "data.loader": "Batch Loader",
     "data.loaders": "training_loader",
@@ -42,27 +41,24 @@ _BY_MODULE = {
     "data.scratch": "CopyStopped",
     "data.importing.images": "ImportOptions ImportWork",
     "tools.data.sources": "SourceOptions open_source",
-    "system.lmdb_file": "SIDE_FILE",
+    "system.lmdb_file": "SIDE_FILE set_of",
     "train.log_file": "JsonLines Tail read_last_life",
     "tools.report.replay": "Reader",
-    # Numerics
     "comm.compression": "Draw make",
     "engine.codec": "combined decode encode",
     "engine.images": "Normalise",
     "engine.loop": "StageLoop train",
     "engine.mixing": "Mixed Mixture",
-    "engine.parameters": "Parameter",
+    "engine.parameters": "Parameter kind_of",
     "engine.solvers": "make_update",
     "engine.state": "Capture TrainState average digests make_state momentum restore weights",
-    "engine.update": "Outcome update Arithmetic",
+    "engine.update": "Outcome update Arithmetic hopeless",
     "models.vision": "torchvision_models torchvision_part",
-    # A run
-    "train.environment": "environment_of",
+    "train.environment": "environment_of other_machines",
     "train.keeper": "Keeper Lineage Selection",
     "train.options": "RunOptions",
-    "train.output": "Target",
     "train.progress": "AVERAGE MOMENTUM Progress RECIPE STATE WEIGHTS",
-    "train.stored": "load_network most_bytes open_snapshot",
+    "train.stored": "load_network most_bytes open_snapshot Trust",
     "train.stage_start": "restored",
     "train.worker": "Context StageRun Stopping",
     "base.text": "duration size",
@@ -79,11 +75,31 @@ _BY_MODULE = {
     "tools.weights.caffe": "caffemodel",
     "train.caffe_state": "remember",
     "train.given": "planned_transfer",
-    "comm.line": "line",
+    "comm.line": "Line",
     "engine.apart": "update_replicas",
     "engine.compression": "reducer_of",
-    "engine.evaluate": "evaluate",
+    "engine.evaluate": "evaluate average_precision",
     "train.walk": "run",
+    "language.networks": "NETWORKS",
+    "models.net.layers": "LAYERS",
+    "engine": "losses augment mixing",
+    "base.code": "Sources",
+    "plan.counting": "targets",
+    "engine.averages": "BatchStatistics",
+    "train.snapshotter": "Snapshotter",
+    "language": "tree",
+    "language.build": "completed",
+    "language.parse": "parse",
+    "tools.rehearse": "sweep",
+    "drawing": "picture",
+    "train.logs.tensorboard": "TensorBoard",
+    "drawing.scale": "make_scale",
+    "tools.view": "chart",
+    "data": "datum index indexing pixels transform jpeg lmdb_offsets",
+    "base.shares": "shares",
+    "schedule.image_size": "crop_size",
+    "data.importing": "engine odd",
+    "data.python_transform": "PythonTransform",
 }
 
 NAMES = {name: f"stagerun.{module}" for module, names in _BY_MODULE.items() for name in names.split()}

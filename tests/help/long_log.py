@@ -8,14 +8,12 @@ from pathlib import Path
 from random import Random
 
 from facade import Event, Note, RunStarted, StageFinished, StageStarted, Tested
-
-from stagerun.drawing.picture import Picture, StagePicture
-from stagerun.store.layout import snapshot_name
+from facade import picture as drawn
 
 
 def write_log(
     out: Path,
-    picture: Picture,
+    picture: drawn.Picture,
     *,
     share: float = 1.0,
     tests: int = 12,
@@ -38,7 +36,7 @@ def line(time: float, event: Event) -> str:
     return json.dumps({"time": time, "event": type(event).__name__, **asdict(event)}) + "\n"
 
 
-def _began(picture: Picture, names: tuple[str, ...]) -> RunStarted:
+def _began(picture: drawn.Picture, names: tuple[str, ...]) -> RunStarted:
     return RunStarted(
         schedule=picture.name, out="out", workers=2, device="cpu", threads=1, stages=names, iterations=1,
         iterations_left=1, version="0",
@@ -46,7 +44,7 @@ def _began(picture: Picture, names: tuple[str, ...]) -> RunStarted:
 
 
 def _lines(
-    picture: Picture, stages: list[StagePicture], left: int, tests: int, random: Random, lives: list[int],
+    picture: drawn.Picture, stages: list[drawn.StagePicture], left: int, tests: int, random: Random, lives: list[int],
     ema: bool,
 ) -> Iterator[str]:  # fmt: skip
     names, clock, done = tuple(stage.name for stage in stages), 1e9, 0
@@ -54,9 +52,9 @@ def _lines(
     for stage in stages:
         if not left:
             return
-        start = snapshot_name(stage.parent, stage.parent_iter or 0, 1) if stage.parent else "seed 1"
+        start = f"{stage.parent}-{stage.parent_iter or 0:08d}-a0001" if stage.parent else "seed 1"
 
-        def started(iter: int, start: str = start, stage: StagePicture = stage) -> StageStarted:
+        def started(iter: int, start: str = start, stage: drawn.StagePicture = stage) -> StageStarted:
             return StageStarted(
                 stage=stage.name, number=1, iter=iter, max_iter=stage.iterations, start=start,
                 batch_size=stage.batch_size, device_batch_size=stage.batch_size,
@@ -97,10 +95,10 @@ def _tested(clock: float, stage: str, i: int, top1: float, ema: bool) -> Iterato
         yield line(clock, Tested(**own, ema=averaged))
 
 
-def _finished(stage: StagePicture, top1: float) -> StageFinished:
+def _finished(stage: drawn.StagePicture, top1: float) -> StageFinished:
     return StageFinished(
         stage=stage.name, iterations=stage.iterations, epochs=stage.iterations * stage.batch_size / stage.images,
         first_lr=stage.points[0].lr, last_lr=stage.points[-1].lr, weight_decay=1e-4, augmentation="", loss=1.0, top1=top1,
         top5=1.0, test_loss=1.0, train_seconds=stage.iterations / 4, images_per_second=100.0,
-        snapshot=snapshot_name(stage.name, stage.iterations, 1),
+        snapshot=f"{stage.name}-{stage.iterations:08d}-a0001",
     )  # fmt: skip

@@ -1,13 +1,19 @@
 """Small pictures, and folders of them, for the tests of `stagerun data`."""
 
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
+import lmdb
 import numpy as np
 import simplejpeg
+from click.testing import CliRunner
+from facade import Datum
 from numpy.typing import NDArray
 
-from stagerun.tools.data.sources import Source
+from stagerun.cli import main
 
 
 def picture(seed: int, height: int = 40, width: int = 56, channels: int = 3) -> NDArray[np.uint8]:
@@ -28,7 +34,24 @@ def png(seed: int, height: int = 40, width: int = 56, channels: int = 3) -> byte
     return cv2.imencode(".png", picture(seed, height, width, channels))[1].tobytes()
 
 
-def everything(source: Source) -> list[tuple[str, int, bytes]]:
+def prepared(files: Sequence[bytes]) -> list[bytes]:
+    """What `data import --prepare` makes of these JPEGs; nothing on a machine that can't."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, out = Path(name, "images"), f"{name}/out"
+        folder.mkdir()
+        for i, data in enumerate(files):
+            (folder / f"{i}.jpg").write_bytes(data)
+        (folder / "list.txt").write_text("".join(f"{i}.jpg 0\n" for i in range(len(files))))
+        words = ["data", "import", str(folder / "list.txt"), out, "--no-shuffle", "--prepare"]
+        done = CliRunner().invoke(main, words)
+        if done.exit_code == 64 and "can't prepare JPEGs" in done.output:
+            return []
+        assert done.exit_code == 0, done.output
+        with lmdb.open(out, readonly=True, lock=False) as env, env.begin() as txn:
+            return [Datum.FromString(value).data for _, value in txn.cursor()]
+
+
+def everything(source: Any) -> list[tuple[str, int, bytes]]:
     """Name, label and bytes of each item."""
     found = []
     for i in range(len(source)):

@@ -3,13 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from facade import EnsembleRule, Model, Schedule, SnapshotRef, Solver, Source, Span, Stage, Transform
-
-from stagerun.base.recipe import Data, Ensemble
+from facade import EnsembleRule, Model, Schedule, SnapshotRef, Solver, Source, Span, Stage, Transform, recipe
 
 IMAGES = 1000
 MODEL = Model(name="resnet_small", num_classes=10)
-DATA = Data(train=Source(source="/d", path="/d", images=IMAGES))
+DATA = recipe.Data(train=Source(source="/d", path="/d", images=IMAGES))
 
 
 def solver(**settings: object) -> Solver:
@@ -96,8 +94,8 @@ def averages() -> Schedule:
     )
     rule = EnsembleRule.WEIGHT_AVERAGE
     ensembles = (
-        Ensemble(name="late", members=late, rule=rule, shape="linear"),
-        Ensemble(name="never", members=("branch", "fine")),
+        recipe.Ensemble(name="late", members=late, rule=rule, shape="linear"),
+        recipe.Ensemble(name="never", members=("branch", "fine")),
     )
     return replace(made, ensembles=ensembles)
 

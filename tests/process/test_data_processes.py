@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner
 from facade import SIDE_FILE, CopyStopped, write_lmdb
 from test_data_lmdb import VALUES as VALUES
-from test_data_lmdb import made as made
 from test_data_scratch import BLOCK as BLOCK
 from test_data_scratch import HOME as HOME
 from test_data_scratch import disk as disk
@@ -61,8 +60,8 @@ def signalled(commits: int, number: int, *words: str | Path) -> tuple[int, str]:
 
 def test_killed_stopped_and_gone_on_with(tmp_path: Path) -> None:
     rng = random.Random(4)
-    images = made_images.class_folders(tmp_path / "images", 40)
-    for i in range(40, 400):  # the same pictures, under other names
+    images = made_images.class_folders(tmp_path / "images", 20)
+    for i in range(20, 200):  # the same pictures, under other names
         (images / f"n{i % 3:08d}" / f"{i}.JPEG").write_bytes(made_images.jpeg(i % 7))
     words = ("import", images, tmp_path / "out", "--threads", "2")
     assert signalled(rng.randint(3, 12), signal.SIGKILL, *words)[0] == -signal.SIGKILL
@@ -74,33 +73,6 @@ def test_killed_stopped_and_gone_on_with(tmp_path: Path) -> None:
     assert (tmp_path / "out" / SIDE_FILE).read_bytes() == (tmp_path / "whole" / SIDE_FILE).read_bytes()
     assert CliRunner().invoke(main, ["data", "verify", str(tmp_path / "out")]).exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out", "whole"]
-
-
-def test_a_cut_off_lmdb_is_an_error_not_a_bus_error(tmp_path: Path, made: str) -> None:
-    whole = Path(made, "data.mdb").read_bytes()
-    folder = tmp_path / "cut"
-    folder.mkdir()
-    program = (
-        "import sys\n"
-        "from stagerun.data.records import LmdbSource\n"
-        "from stagerun.base.errors import DataError\n"
-        "for path in sys.argv[1:]:\n"
-        "    try:\n"
-        "        source = LmdbSource(path)\n"
-        "        [source.get(i) for i in range(len(source))]\n"
-        "    except DataError as error:\n"
-        "        print(error.message)\n"
-    )
-    paths = []
-    for length in (4096, 8192, 8193, len(whole) // 2, len(whole) - 4096, len(whole) - 1):
-        path = folder / str(length)
-        path.mkdir()
-        (path / "data.mdb").write_bytes(whole[:length])
-        paths.append(str(path))
-    done = subprocess.run([sys.executable, "-c", program, *paths], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == len(paths)
-    assert all("is cut off" in line for line in done.stdout.splitlines()[1:])
 
 
 def test_a_kill_half_way_leaves_no_lmdb_under_the_final_name(tmp_path: Path) -> None:
@@ -205,7 +177,7 @@ from pathlib import Path
 import test_import_engine as t
 from stagerun.data import index, write
 from stagerun.data.importing import engine, partial
-engine.RECORDS_PER_COMMIT, engine.BYTES_PER_COMMIT = 9, 20_000
+engine.RECORDS_PER_COMMIT = 9
 FILES = {m.__file__ for m in (index, write, engine, partial)}
 root = Path(sys.argv[1])
 
@@ -236,10 +208,11 @@ def life(out, kill_at):
 
 lines = life(root / "count", 0)
 report = {"lines": lines, "killed": 0}
-for n, kill_at in enumerate([*range(20, lines, lines // 25), *range(lines - 240, lines, 7)]):
+for n, kill_at in enumerate([*range(20, lines, lines // 12), *range(lines - 240, lines, 16)]):
     out = root / f"out{n}"
     report["killed"] += life(out, kill_at) == 0
-    report["killed"] += life(out, kill_at // 2) == 0
+    if n < 12:
+        report["killed"] += life(out, kill_at // 2) == 0
     if life(out, 0) == 0:
         print("failed at", kill_at)
 print(json.dumps(report))
@@ -259,6 +232,6 @@ def test_killed_anywhere(tmp_path: Path, expected: tuple[dict[bytes, bytes], byt
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     outs = sorted(tmp_path.glob("out*"))
-    assert report["killed"] > len(outs) > 40
+    assert report["killed"] > len(outs) > 25
     assert not [path for path in outs if "partial" in path.name]
     assert all(content(out) == expected for out in outs)

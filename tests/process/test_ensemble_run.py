@@ -40,6 +40,7 @@ ensemble { name: "three" members: ["cyc1", "collapse", "early"] rule: MEAN_LOGIT
 ensemble { name: "soup" members: ["early", "collapse"] rule: WEIGHT_AVERAGE batch_norm_iter: 5 }
 """
 NAMES = ("both", "three", "soup")
+CYC1 = small.STAGES["cyc1"] + " precision: FP64"  # the members of "three" compute each in its own
 
 
 def make_schedule(folder: Path, data: Path, ensembles: str = ENSEMBLES, **stages: str) -> Path:
@@ -54,7 +55,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """data/, schedule/, its output out/, and what was printed in out.txt."""
     base = tmp_path_factory.mktemp("ensembles")
     tiny.make_data(base / "data")
-    make_schedule(base / "schedule", base / "data")
+    make_schedule(base / "schedule", base / "data", cyc1=CYC1)
     done = small.run(base / "schedule", base / "out", "--log", "tensorboard")
     assert done.returncode == 0, done.stdout + done.stderr
     (base / "out.txt").write_text(done.stdout)
@@ -100,14 +101,15 @@ def small_ends(stage: str) -> int:
 def validation() -> tuple[Tensor, Tensor]:
     stored = np.load(tiny.STORED)
     part = slice(tiny.TRAIN_IMAGES, tiny.TRAIN_IMAGES + tiny.VAL_IMAGES)
-    images = torch.from_numpy(stored["images"][part].reshape(-1, 1, 28, 28).astype(np.float32))
-    return (images - 73) * 0.0111, torch.from_numpy(stored["labels"][part].astype(np.int64))
+    images = torch.from_numpy(stored["images"][part].reshape(-1, 1, 28, 28))
+    return images, torch.from_numpy(stored["labels"][part].astype(np.int64))
 
 
 def logits(model: nn.Module) -> Tensor:
-    """float64, in passes of as many images as the schedule's."""
+    """float64, in passes of as many images as the schedule's, each network in its own precision."""
+    images = (validation()[0].to(next(model.parameters()).dtype) - 73) * 0.0111
     with torch.no_grad():
-        parts = [model(x.to(memory_format=torch.channels_last)) for x in validation()[0].split(50)]
+        parts = [model(x.to(memory_format=torch.channels_last)) for x in images.split(50)]
     return torch.cat(parts).double()
 
 
@@ -277,6 +279,68 @@ def test_a_damaged_member_is_set_aside_and_trained_again_first(base: Path, out: 
     assert [event.stage for event in of(events, StageStarted)] == ["early"]
     assert {name: digits(out, name) for name in NAMES} == expected
     assert processes.ends(out) == processes.ends(base / "out")
+
+
+def states(schedule: Path, out: Path) -> list[tuple[str, str]]:
+    """Of each ensemble, and why; the stages must all be done."""
+    done = CliRunner().invoke(main, ["plan", str(schedule), "--out", str(out), "--json"])
+    planned = json.loads(done.stdout)
+    assert {stage["state"] for stage in planned["stages"]} == {"done"}
+    return [(ensemble["state"], ensemble["why"]) for ensemble in planned["ensembles"]]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        ('"three" members: ["cyc1", "collapse", "early"]', '"three" members: ["cyc1", "early"]', "other members"),
+        ("rule: MEAN_LOGIT", "", "another rule"),
+    ],
+)
+def test_a_changed_ensemble_is_evaluated_again_and_makes_no_stage_stale(
+    base: Path, tmp_path: Path, before: str, after: str, why: str
+) -> None:
+    schedule = make_schedule(tmp_path / "s", base / "data", ENSEMBLES.replace(before, after), cyc1=CYC1)
+    (both, three, soup) = states(schedule, base / "out")
+    assert both[0] == soup[0] == "done" and three[0] == "ready" and three[1].startswith(f"evaluated with {why}")
+
+
+def test_other_images_at_the_same_path_are_another_evaluation(base: Path, tmp_path: Path) -> None:
+    shutil.copytree(base / "data", tmp_path / "data")
+    schedule = make_schedule(tmp_path / "s", tmp_path / "data", cyc1=CYC1)
+    assert [state for state, _ in states(schedule, base / "out")] == ["done"] * 3
+    tiny.make_data(tmp_path / "other", first=300)
+    shutil.rmtree(tmp_path / "data" / "val_lmdb")
+    (tmp_path / "other" / "val_lmdb").rename(tmp_path / "data" / "val_lmdb")
+    assert [state for state, _ in states(schedule, base / "out")] == ["ready"] * 3
+
+
+LOUD = """from torch import nn
+
+class Loud(nn.Module):
+    def __init__(self, num_classes, channels):
+        super().__init__()
+        self.fc = nn.Linear(784, num_classes)
+
+    def forward(self, x):
+        return 1e4 * self.fc(x.flatten(1))
+"""
+
+
+def test_a_probability_that_no_number_holds_has_a_loss_all_the_same(base: Path, tmp_path: Path) -> None:
+    """exp(-2000) is 0, and its logarithm would be no number."""
+    still = 'base_lr: 0 lr_policy: "fixed" max_iter: 1'
+    schedule = make_schedule(
+        tmp_path / "s", base / "data", ENSEMBLES.splitlines()[1], **dict.fromkeys(small.STAGES, still)
+    )
+    file = schedule / "schedule.prototxt"
+    lines = [
+        'model { name: "loud.py:Loud" num_classes: 10 channels: 1 }' if line.startswith("model {") else line
+        for line in file.read_text().splitlines()
+    ]
+    file.write_text("\n".join(lines).replace("param { kind: NORM decay_mult: 0 }", ""))
+    (schedule / "loud.py").write_text(LOUD)
+    (tested,) = of(go(schedule, tmp_path / "out"), EnsembleTested)
+    assert 1000 < tested.loss < 1e6
 
 
 def test_a_network_without_batch_norm_needs_no_statistics(base: Path, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import torch
 from facade import Schedule, load_network, open_snapshot
 
 from stagerun import store
-from stagerun.data import index, indexing
 from stagerun.language import load
 
 CROPPED = "transform_param { crop_size: 24 mean_value: 73 scale: 0.0111 }"
@@ -177,7 +176,7 @@ def test_rectangles_are_those_of_the_recipe_with_any_device_batch(tmp_path: Path
     for n, (height, width) in enumerate([(30, 60), (60, 30), (40, 44), (33, 50), (52, 31), (30, 30)]):
         made += records(*stored_help.pictures(2 + n % 2, height, width, 1, 10))
     stored_help.write_lmdb(str(data), made)
-    index.save(indexing.build(str(data)), str(data))
+    assert small.stagerun("data", "index", data).returncode == 0
     solver = (
         f"{CROPPED} precision: FP64 test_transform_param {{ crop_size: 24 random_resize_param {{ min_size: 28 }} "
         "mean_value: 73 scale: 0.0111 rectangular: true }"

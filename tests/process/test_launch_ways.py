@@ -1,7 +1,6 @@
 """How our launcher starts workers, and how long it waits for them."""
 
 import fcntl
-import json
 import os
 import shlex
 import subprocess
@@ -66,16 +65,6 @@ def test_rank_0_has_its_grace_to_save_when_another_is_gone(tmp_path: Path, first
 SHIFTED = 'python=$1; shift 3; exec "$python" "$0" "$@"'
 
 
-def test_the_launcher_needs_no_torch(tmp_path: Path) -> None:
-    worker = tmp_path / "worker.py"
-    worker.write_text("from stagerun.launch.folder import enter, report\nenter(0)\nreport(0, 0, '')\n")
-    launcher = (
-        LAUNCHER.format(worker=str(worker), out="").replace(", 2, 1,", ", 1, 1,") + "assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", launcher], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "(<ExitCode.DONE: 0>, '')\n" and not done.returncode, done.stderr
-
-
 def test_files_in_the_current_folder_are_not_executed(base: Path, tmp_path: Path) -> None:
     """Nor do the threads of libraries, as there are where the environment doesn't limit them, take the launcher's signals."""
     for name in ("selectors", "json", "logging"):
@@ -103,41 +92,6 @@ def lets_through(thread: Path) -> bool:
     """Whether a thread would be handed SIGTERM."""
     line = next(line for line in (thread / "status").read_text().splitlines() if line.startswith("SigBlk:"))
     return not int(line.split()[1], 16) >> (15 - 1) & 1
-
-
-# What a process started by `words` would itself start one with, under an interpreter of that version.
-PROBE = """
-import json, sys
-from stagerun.system import process
-sys.version_info = tuple(json.loads(sys.argv[1]))
-print(json.dumps(process.program("stagerun")))
-"""
-
-
-@pytest.mark.parametrize("version", [(3, 10), (3, 11)])
-def test_a_module_is_run_without_the_current_folder(tmp_path: Path, version: tuple[int, int]) -> None:
-    if version > sys.version_info:
-        pytest.skip("-P is no option of this interpreter")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-
-    def said(*words: str, folder: Path = tmp_path, search: object = ROOT) -> str:
-        done = subprocess.run(
-            [sys.executable, *words], cwd=folder, env=environment | {"PYTHONPATH": str(search)}, capture_output=True, text=True, timeout=60
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    there = tmp_path / "there"
-    there.mkdir()
-    (there / "probe.py").write_text(PROBE)
-    words = json.loads(said(str(there / "probe.py"), json.dumps(version)))  # as the installed command starts a worker
-    assert words != ["-m", "stagerun"]
-    probe, path = [word.replace("stagerun", "probe") for word in words], f"{there}{os.pathsep}{ROOT}"
-    assert json.loads(said(*probe, json.dumps(version), search=path)) == words, "as a worker starts its monitor"
-    assert json.loads(said("-m", "probe", json.dumps(version), folder=there)) == ["-m", "stagerun"]
-    for name in ("selectors", "click"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('executed')\n")
-    assert "verify DIR|OUT" in said(*words, "--help")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")

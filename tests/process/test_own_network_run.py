@@ -1,4 +1,4 @@
-"""A network from a file in five stages, killed and resumed, with one to four workers: the bits of one that nothing happened to."""
+"""A network from a file in five stages, killed and resumed, with two workers and with one: the bits of one that nothing happened to."""
 
 import random
 from pathlib import Path
@@ -67,12 +67,10 @@ def ends(out: Path) -> dict[str, str]:
 @pytest.mark.long
 def test_killed_and_resumed_with_other_workers_it_ends_in_the_same_bits(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    kills = {2: "init-00000006-a0001", 3: "cyc1-00000003-a0002", 4: "cyc3-00000003-a0003"}
-    for nproc, snapshot in kills.items():
-        run = small.start(base / "schedule", out, nproc=nproc)
-        small.wait_for(out / "snapshots" / snapshot / "MANIFEST.json", run)
-        processes.kill(run, "all", random.Random(1))
-        run.wait()
+    run = small.start(base / "schedule", out, nproc=2)
+    small.wait_for(out / "snapshots" / "init-00000006-a0001" / "MANIFEST.json", run)
+    processes.kill(run, "all", random.Random(1))
+    run.wait()
     done = small.run(base / "schedule", out, nproc=1)
     assert done.returncode == 0, done.stderr
     assert "BIT-EXACT" in done.stdout

@@ -1,7 +1,6 @@
-"""`rehearse --workers 1,2` and `run --profile` with real workers."""
+"""`run --profile` with real workers."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -14,24 +13,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     tiny.make_data(folder)
     return folder
-
-
-@pytest.mark.slow
-def test_scaling_for_real(tmp_path):
-    schedule = small.make_schedule(tmp_path, tmp_path / "none")
-    done = small.stagerun(
-        "rehearse", schedule, "--workers", "1,2", "--synthetic", "--iters", 2, "--json",
-        timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert [row["workers"] for row in found["rows"]] == [1, 2]
-    one, two = found["rows"]
-    assert one["sending"] == 0 and two["sending"] > 0 and two["communicating"] > 0
-    # What the network took beside backward is what the training thread waited, noted by another clock.
-    assert two["sending"] - two["hidden"] <= 1.5 * two["communicating"] * two["step"] + 1e-3
-    for row in found["rows"]:
-        assert 0 < row["computing"] < 1 and row["low"] <= row["images_per_second"] <= row["high"]
 
 
 @pytest.mark.slow

@@ -7,10 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from facade import caffe_pb2, stagerun_pb2
-
-from stagerun.language import tree
-from stagerun.language.proto import manual
+from facade import caffe_pb2
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,13 +25,6 @@ def test_generated_files_are_up_to_date(tmp_path: Path) -> None:
         assert (ROOT / "stagerun" / "language" / "proto" / name).read_bytes() == content, (
             f"run scripts/proto: {name} is out of date"
         )
-
-
-def test_every_field_of_the_language_has_a_comment() -> None:
-    fields = {
-        f"{m.name}.{f.name}" for m in stagerun_pb2.DESCRIPTOR.message_types_by_name.values() for f in tree.fields(m)
-    }
-    assert not fields - manual.COMMENTS.keys()
 
 
 def test_caffes_wire_format() -> None:

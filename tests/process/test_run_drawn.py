@@ -8,11 +8,10 @@ import numpy as np
 import processes
 import pytest
 import small
+from contract import stagerun
 from facade import caffe_pb2, write_lmdb
 from test_run_trees import go
 
-from stagerun.data.index import save
-from stagerun.data.indexing import build
 from stagerun.store import LocalDisk, inventory
 
 AUGMENTED = """
@@ -26,7 +25,7 @@ solver {{
   mixup_alpha: 0.4 cutmix_alpha: 1 label_smoothing: 0.1
   transform_param {{
     crop_size: 16 mirror: true channel_order: RGB mean_value: [124, 117, 104] std_value: [58, 57, 57]
-    cutout_size: 5 lighting_std: 0.1 {colours}
+    cutout_size: 5 {colours}
   }}
 }}
 stage {{ name: "a" }}
@@ -69,7 +68,7 @@ solver {{
   }}
 }}
 stage {{ name: "a" solver_param {{ }} }}
-stage {{ name: "b" solver_param {{ sampling: FILE sampling_file: "own/weights.txt" }} }}
+stage {{ name: "b" solver_param {{ sampling: UNIFORM }} }}
 """
 AUGMENT = """import numpy as np
 
@@ -93,15 +92,14 @@ def sampled(folder: Path) -> Path:
         return record.SerializeToString()
 
     write_lmdb(str(folder / "data"), [datum(i) for i in range(40)])
-    save(build(str(folder / "data")), str(folder / "data"))
-    (folder / "schedule" / "own").mkdir(parents=True)
+    assert stagerun(["data", "index", "data"], folder).exit_code == 0
+    (folder / "schedule").mkdir()
     text = SAMPLED.format(data=folder / "data")
     (folder / "schedule" / "schedule.prototxt").write_text(text)
     (folder / "schedule" / "aug.py").write_text(AUGMENT)
     (folder / "schedule" / "turned.py").write_text(
         "import numpy as np\n\n\ndef turn(image, times):\n    return np.rot90(image, times)\n"
     )
-    (folder / "schedule" / "own" / "weights.txt").write_text("0 1\n1 1\n2 3\n3 0.5\n")
     return folder / "schedule"
 
 

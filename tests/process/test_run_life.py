@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -53,35 +52,6 @@ def test_again_there_is_nothing_to_do_and_torch_is_not_loaded(base: Path) -> Non
     assert mtimes(out, *small.STAGES) == before
 
 
-def test_an_edited_stage_is_refused_then_redone_with_what_follows_from_it(base: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(straight(base, 1), out)
-    changed = small.STAGES["cyc1"].replace("0.06", "0.05")
-    schedule = small.make_schedule(tmp_path / "schedule", base / "data", cyc1=changed)
-
-    refused = small.run(schedule, out)
-    assert refused.returncode == 78
-    assert f"base_lr 0.06 -> 0.05 ({schedule}/cyc1.prototxt:1)" in refused.stderr
-    assert "stage `collapse` is stale: its parent `cyc1` is stale" in refused.stderr
-    assert "early" not in refused.stderr and "--redo cyc1" in refused.stderr
-    assert processes.ends(out) == processes.ends(straight(base, 1))
-
-    elders = mtimes(out, "init", "early")
-    redone = small.run(schedule, out, "--redo", "cyc1")
-    assert redone.returncode == 0, redone.stdout + redone.stderr
-    assert mtimes(out, "init", "early") == elders
-    assert "stage 2/4 cyc1" in redone.stdout and "stage 3/4 collapse" in redone.stdout
-    assert "stage 1/4 init" not in redone.stdout and "stage 4/4 early" not in redone.stdout
-    assert any((out / "snapshots").glob("cyc1-00000005-a0002"))
-    assert any((out / "snapshots").glob("cyc1-00000005-a0001")), "what was trained before is the user's to delete"
-    again = small.run(schedule, out, "--redo", "cyc1")
-    assert again.returncode == 0
-    assert again.stdout.splitlines()[:2] == [
-        "note: stage `cyc1` is not stale, so --redo has nothing to do there",
-        "nothing to do: every stage is done",
-    ]
-
-
 @pytest.mark.parametrize(
     "nproc, number, whole_group",
     [
@@ -126,13 +96,10 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_bits(
     assert processes.ends(out) == processes.ends(straight(base, nproc))
 
 
-@pytest.mark.parametrize(
-    "lines_read", [pytest.param(0, marks=pytest.mark.slow), 30]
-)  # closed before the plan is printed, and in the midst of training
-def test_a_closed_pipe_does_not_end_training(base: Path, tmp_path: Path, lines_read: int) -> None:
+def test_a_closed_pipe_does_not_end_training(base: Path, tmp_path: Path) -> None:
     run = small.start(base / "schedule", tmp_path / "out")
     assert run.process.stdout is not None
-    for _ in range(lines_read):
+    for _ in range(30):
         run.process.stdout.readline()
     run.process.stdout.close()  # `stagerun run ... | head`
     assert run.process.wait(timeout=300) == 0
@@ -140,49 +107,9 @@ def test_a_closed_pipe_does_not_end_training(base: Path, tmp_path: Path, lines_r
     assert json.loads((tmp_path / "out" / "log.jsonl").read_text().splitlines()[-1])["event"] == "RunFinished"
 
 
-def test_damage_scratch_and_a_torn_log_in_one_life(base: Path, tmp_path: Path) -> None:
-    out, scratch = tmp_path / "out", tmp_path / "scratch"
-    scratch.mkdir()
-    shutil.copytree(straight(base, 1), out)
-    for name in ("cyc1-00000005-a0001", "collapse-00000002-a0001", "collapse-00000003-a0001", "early-00000003-a0001"):
-        path = out / "snapshots" / name / "model.safetensors"
-        path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
-    log = out / "log.jsonl"
-    log.write_text(log.read_text() + '{"time": 1, "event": "Iter')
-    # Only what will be read is verified; a cut file shows at once, and makes a stage go back.
-    for name in ("cyc1-00000005-a0001", "collapse-00000003-a0001"):
-        (out / "snapshots" / name / "MANIFEST.json").write_text("{}")
-    planned = small.stagerun("plan", base / "schedule", "--out", out)
-    assert "note: snapshot cyc1-00000005-a0001 is damaged and is passed over" in planned.stdout
-    done = small.run(base / "schedule", out, "--set", f'data.scratch="{scratch}"')
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "cyc1: iterations 4 to 5" in done.stdout
-    assert "warning: snapshot cyc1-00000005-a0001 is damaged and is passed over" in done.stdout
-    assert "warning: snapshot collapse-00000002-a0001 is damaged and was set aside" in done.stdout
-    assert "collapse: iterations 0 to 3, batch 16, from cyc1-00000005-a0002" in done.stdout
-    assert (out / "snapshots" / ".bad-collapse-00000002-a0001").exists()
-    ends = processes.ends(straight(base, 1))
-    assert ends_of_attempt(out, 2) == {k: ends[k] for k in ("cyc1", "collapse")}
-
-    lines = log.read_text().splitlines()
-    torn = lines.index('{"time": 1, "event": "Iter')
-    assert all(json.loads(line) for i, line in enumerate(lines) if i != torn) and torn < len(lines) - 5
-    copies = list(scratch.glob("stagerun-*/*/data.mdb"))
-    assert len(copies) == 2, "train and val, each once"
-
-
-def ends_of_attempt(out: Path, attempt: int) -> dict[str, str]:
-    """`processes.ends` of one process life's snapshots."""
-    view = out.parent / f"attempt{attempt}"
-    (view / "snapshots").mkdir(parents=True)
-    for path in (out / "snapshots").glob(f"[a-z]*-a{attempt:04d}"):
-        (view / "snapshots" / path.name).symlink_to(path)
-    return processes.ends(view)
-
-
 def test_stop_after_ends_as_a_signal_does_and_the_command_goes_on_to_the_same_bits(base: Path, tmp_path: Path) -> None:
     schedule, log = base / "schedule", Path()
-    for time in (15, 50, 250):
+    for time in (6, 15, 50, 250):
         out = tmp_path / str(time)
         stopped = small.run(schedule, out, "--stop-after", f"{time}s", *small.ENDLESS, nproc=2)
         text = stopped.stdout + stopped.stderr
@@ -194,4 +121,6 @@ def test_stop_after_ends_as_a_signal_does_and_the_command_goes_on_to_the_same_bi
     assert [e["event"] for e in map(json.loads, log.read_text().splitlines())][-1] == "Stopped"
     assert small.run(schedule, out, *small.AGAIN, nproc=2).returncode == 0
     # The stop may have come in the stage without an end: what that one saved is left beside what was trained again.
-    assert processes.content(straight(base, 2)).items() <= processes.content(out).items()
+    found, expected = (processes.content(folder) for folder in (out, straight(base, 2)))
+    for end in ("init-00000006", "cyc1-00000005", "collapse-00000003", "early-00000003"):
+        assert found[end] == expected[end]

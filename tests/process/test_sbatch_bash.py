@@ -1,77 +1,77 @@
 """`stagerun sbatch`: the script, word for word and as bash takes it. What is refused: tests/cases/words_of_sbatch.txt. On a real Slurm:
 tests/cluster/test_sbatch.py."""
 
-import dataclasses
 import os
 import re
 import subprocess
+import tempfile
 from pathlib import Path
 
 import contract
 import pytest
+import small
 import tiny
 
-from stagerun.tools.slurm.command import Batch, script
-
 GOLDEN = Path(__file__).parents[1] / "golden" / "sbatch"
-
-PLAIN = Batch(
-    name="resnet50_72ep",
-    about=["resnet50_72ep on 64 nodes with 2 workers each: 5 stages, 22610 iterations to do.", "About 8 h."],
-    command=["stagerun", "sbatch", "solvers/resnet50_72ep", "--nodes", "64", "--time", "4h"],
-    folder="/home/me/work",
-    out="/home/me/work/out/resnet50_72ep",
-    program=["/home/me/venv/bin/stagerun"],
-    arguments=["run", "solvers/resnet50_72ep"],
-    nodes=64,
-    workers_per_node=2,
-    time=4 * 3600,
-    signal_before=300,
-)
-SHARED = dataclasses.replace(
-    PLAIN,
-    name="two words",
-    folder="/home/me/my work",
-    out="/home/me/my work/100%",
-    arguments=["run", "my solvers", "--set", "name=it's", "--threads", "3"],
-    nodes=1,
-    workers_per_node=4,
-    time=2 * 86400 + 90,
-    signal_before=60,
-    grace=30.5,
-    partition="gpu",
-    account="a 1",
-    gpus_per_node=4,
-    cpus_per_worker=6,
-)
+TYPED = {
+    "plain": ["tiny", "--nodes", 2, "--workers-per-node", 2, "--time", "4h"],
+    "shared": [
+        "it's mine", "--nodes", 1, "--workers-per-node", 4, "--gpus-per-node", 4, "--cpus-per-worker", 6, "--partition", "gpu",
+        "--account", "a 1", "--time", "48h", "--signal-before", "60s", "--set", "name=other", "--out", "100%", "--", "--threads", 3,
+    ],
+}  # fmt: skip
 
 
-def test_a_line_break_in_what_was_typed_hides_no_option() -> None:
+def work(folder: Path) -> Path:
+    """A folder with two schedules."""
+    for name in ("tiny", "it's mine"):
+        tiny.make_schedule(folder / "my work" / name, folder / "data")
+    return folder / "my work"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return work(tmp_path_factory.mktemp("sbatch"))
+
+
+def script(folder: Path, *words: object) -> str:
+    done = small.stagerun("sbatch", *words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def elsewhere(text: str, folder: Path) -> str:
+    """The same of another user."""
+    text = text.replace(str(folder), "/home/me/my work")
+    return re.sub(r"^    \S.* run ", "    /home/me/venv/bin/stagerun run ", text, flags=re.M)
+
+
+def test_a_line_break_in_what_was_typed_hides_no_option(folder: Path) -> None:
     """sbatch reads options down to the first line that is no comment."""
-    text = script(dataclasses.replace(PLAIN, command=["stagerun", "sbatch", "--set", "seed=2\n"], about=["a\nb"]))
-    lines = text.splitlines()
+    lines = script(folder, *TYPED["plain"], "--set", "seed=2\n").splitlines()
     last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
-    assert all(not line or line.startswith("#") for line in lines[: last + 1]), text
+    assert all(not line or line.startswith("#") for line in lines[: last + 1]), lines
 
 
-@pytest.mark.parametrize(("name", "batch"), [("plain", PLAIN), ("shared", SHARED)])
-def test_script(name: str, batch: Batch) -> None:
-    text = script(batch)
-    assert text == (GOLDEN / f"{name}.sbatch").read_text(), "python tests/process/test_sbatch_bash.py writes them anew"
+@pytest.mark.parametrize("name", TYPED)
+def test_script(folder: Path, name: str) -> None:
+    text = script(folder, *TYPED[name])
+    golden = (GOLDEN / f"{name}.sbatch").read_text()
+    assert elsewhere(text, folder) == golden, "python tests/process/test_sbatch_bash.py writes them anew"
     assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).stderr == ""
     assert "@" not in text.replace("USR1@", "").replace('"$@"', "")
 
 
-def test_what_is_quoted_reaches_the_ranks_as_it_was_typed() -> None:
-    step = re.search(r"^srun .*?&$", script(SHARED), re.M | re.S)
+def test_what_is_quoted_reaches_the_ranks_as_it_was_typed(folder: Path) -> None:
+    step = re.search(r"^srun .*?&$", script(folder, *TYPED["shared"]), re.M | re.S)
     assert step
     words = subprocess.run(
         ["bash", "-c", "srun() { printf '%s\\n' \"$@\"; }; " + step[0].removesuffix("&")],
         capture_output=True,
         text=True,
     ).stdout.splitlines()
-    assert words[words.index("/home/me/venv/bin/stagerun") :] == [
-        *SHARED.program, "run", "my solvers", "--set", "name=it's", "--threads", "3", "--grace", "30.5s"
+    assert words[words.index("run") :] == [
+        "run", "it's mine", "--set", "name=other", "--out", "100%", "--threads", "3", "--grace", "53s"
     ]  # fmt: skip
     assert "--cpus-per-task=6" in words
 
@@ -100,17 +100,22 @@ _FAKES = {
         (64, 0, "RUNNING", ""),
     ],
 )
-def test_what_becomes_of_an_end(code: int, busy: int, state: str, said: str, tmp_path: Path) -> None:
-    found, text = end_of(tmp_path, tmp_path / "out", code, busy, state)
+def test_what_becomes_of_an_end(plain: str, code: int, busy: int, state: str, said: str, tmp_path: Path) -> None:
+    found, text = end_of(plain, tmp_path, code, busy, state)
     assert found == code and (said in text if said else "queued" not in text), text
     queued = (tmp_path / "calls").exists() and "requeue" in (tmp_path / "calls").read_text()
     assert queued == said.startswith("queued")
 
 
-def end_of(folder: Path, out: Path, code: int, busy: int = 0, state: str = "RUNNING") -> tuple[int, str]:
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> str:
+    return script(folder, *TYPED["plain"])
+
+
+def end_of(text: str, folder: Path, code: int, busy: int = 0, state: str = "RUNNING") -> tuple[int, str]:
     """The script's exit code and what it says, where the ranks end with `code` and the first `busy` questions to Slurm fail."""
-    for name, text in _FAKES.items():
-        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+    for name, fake in _FAKES.items():
+        (folder / name).write_text(f"#!/bin/bash\n{fake}\n")
         (folder / name).chmod(0o755)
     given = {
         "REASON": "TimeLimit" if code == 143 else "None",
@@ -121,24 +126,26 @@ def end_of(folder: Path, out: Path, code: int, busy: int = 0, state: str = "RUNN
         "SLURM_JOB_NODELIST": "n",
     }
     done = subprocess.run(
-        ["bash", "-c", script(dataclasses.replace(PLAIN, out=str(out)))],
+        ["bash", "-c", re.sub("^out=.*$", f"out={folder}/out", text, flags=re.M)],
         cwd=folder, env={**given, "PATH": f"{folder}:/usr/bin:/bin"}, capture_output=True, text=True,
     )  # fmt: skip
     return done.returncode, done.stdout
 
 
-def test_the_time_limit(tmp_path: Path) -> None:
+def test_the_time_limit(plain: str, tmp_path: Path) -> None:
     """Slurm's SIGTERM finds the script at its `wait`; the ranks end after it."""
-    code, said = end_of(tmp_path, tmp_path / "out", 143)
+    code, said = end_of(plain, tmp_path, 143)
     assert code == 143 and "\nqueued again: time limit\n" in said and "not queued" not in said, said
 
 
-def test_three_ends_without_progress_are_the_last_and_so_is_one_that_cannot_be_counted(tmp_path: Path) -> None:
-    ends = [end_of(tmp_path, tmp_path / "out", 75) for _ in range(3)]
+def test_three_ends_without_progress_are_the_last_and_so_is_one_that_cannot_be_counted(
+    plain: str, tmp_path: Path
+) -> None:
+    ends = [end_of(plain, tmp_path, 75) for _ in range(3)]
     assert [code for code, _ in ends] == [75, 75, 78] and "not queued again: 3 allocations in a row" in ends[2][1]
     assert (tmp_path / "calls").read_text().count("requeue") == 2
     (tmp_path / "out.slurm-7.idle").symlink_to("/dev/full")
-    code, said = end_of(tmp_path, tmp_path / "out", 74)
+    code, said = end_of(plain, tmp_path, 74)
     assert code == 74 and "not queued again: exit code 74" in said
     assert (tmp_path / "calls").read_text().count("requeue") == 2
 
@@ -197,6 +204,7 @@ def test_without_sbatch(schedule: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 if __name__ == "__main__":
-    GOLDEN.mkdir(exist_ok=True)
-    for name, batch in (("plain", PLAIN), ("shared", SHARED)):
-        (GOLDEN / f"{name}.sbatch").write_text(script(batch))
+    with tempfile.TemporaryDirectory() as made:
+        there = work(Path(made).resolve())
+        for name, typed in TYPED.items():
+            (GOLDEN / f"{name}.sbatch").write_text(elsewhere(script(there, *typed), there))

@@ -12,10 +12,8 @@ import pytest
 import small
 from reliability.sigterm import answers
 
-from stagerun.launch.folder import nothing_started
-from stagerun.launch.local import FOLDER_PREFIX
-
-NOTHING_STARTED = nothing_started(75)
+NOTHING_STARTED = "stopped before anything was started; run the same command again"
+FOLDER_PREFIX = "stagerun-run-"
 
 
 @pytest.fixture

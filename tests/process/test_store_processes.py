@@ -1,22 +1,16 @@
-"""The store and processes: killed at each call, stopped and gone on, holding a lock."""
+"""The store and processes: stopped and gone on, holding a lock."""
 
 import os
-import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import pytest
-from disks import HookedDisk
 from facade import ExitCode, FolderInUseError, StagerunError, this_process
-from test_store_crash import Operation, all_read, goes_on, iters, operations
-from test_store_crash import commit as committed
-from test_store_crash import small_chunks as small_chunks
 from test_store_lease import HERE, NODE7, Clock, commit, life, taken
 from test_store_lease import no_locks as no_locks
 from test_store_lease import out as out
@@ -44,33 +38,6 @@ def child(work: Callable[[Callable[[str], object]], object]) -> Iterator[tuple[i
         finally:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-
-
-@operations
-def test_a_process_killed_at_every_call(operate: Operation, afterwards: list[int], tmp_path: Path) -> None:
-    store.prepare(LocalDisk(), tmp_path / "two")
-    for iter in (100, 200):
-        committed(LocalDisk(), tmp_path / "two", iter)
-    for at in count(1):
-        out = Path(shutil.copytree(tmp_path / "two", tmp_path / str(at)))
-
-        def kill(call: int, name: str, at: int = at) -> None:
-            if call == at:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        pid = os.fork()
-        if pid == 0:
-            with Lock(out):
-                operate(HookedDisk(LocalDisk(), kill), out)
-            os._exit(0)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        assert code in (0, -signal.SIGKILL)
-        found = iters(all_read(LocalDisk(), out))
-        assert found == afterwards or (code and found == [100, 200])
-        with Lock(out):
-            goes_on(LocalDisk(), out)
-        if code == 0:
-            return
 
 
 def test_a_stopped_process_that_wakes_up_publishes_nothing(out: Path) -> None:

@@ -23,11 +23,11 @@ def verdict(folder: Path, out: Path, *words: object) -> tuple[int, str, object, 
 
 
 def test_a_run_that_went_back_and_left_images_out_is_proven(tmp_path: Path, data: Path) -> None:
-    audit = f"max_iter: {LENGTH} audit_param {{ proof_iter: 1 }}"
+    audit = f"max_iter: {LENGTH} audit_param {{ proof_iter: 2 }}"
     folder, out = make_schedule(tmp_path / "s", data, "on_nan: ROLLBACK snapshot: 4", main=audit), tmp_path / "out"
     done = small.run(folder, out)
     assert done.returncode == 0 and "at iteration 6, LR 0.05: back to 4" in done.stdout
-    assert verdict(folder, out) == (0, "BIT-EXACT", 6, []), "from 0 to 4, and from 8 on"
+    assert verdict(folder, out) == (0, "BIT-EXACT", 3, []), "from 0 to 4, and from 8 on"
     lines = (out / "log.jsonl").read_text().splitlines(keepends=True)
     (out / "log.jsonl").write_text("".join(line for line in lines if '"event": "NotFinite"' not in line))
     code, said, _, wrong = verdict(folder, out, "--proofs", 0)
@@ -36,8 +36,8 @@ def test_a_run_that_went_back_and_left_images_out_is_proven(tmp_path: Path, data
 
 
 def test_a_run_that_skipped_iterations_is_proven(tmp_path: Path, data: Path) -> None:
-    audit = f"max_iter: {LENGTH} audit_param {{ proof_iter: 1 }}"
-    folder, out = make_schedule(tmp_path / "s", data, "on_nan: SKIP snapshot: 4", main=audit), tmp_path / "out"
+    audit = f"max_iter: {LENGTH} audit_param {{ proof_iter: 5 }}"
+    folder, out = make_schedule(tmp_path / "s", data, "on_nan: SKIP snapshot: 5", main=audit), tmp_path / "out"
     done = small.run(folder, out)
     assert done.returncode == 0 and "at iteration 6, LR 0.05: skipped" in done.stdout
-    assert verdict(folder, out) == (0, "BIT-EXACT", LENGTH, [])
+    assert verdict(folder, out) == (0, "BIT-EXACT", 2, []), "to 5, and over the failure to 10"

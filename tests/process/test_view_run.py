@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import small
 import tiny
 
 LIMIT_S = 120.0
@@ -67,8 +68,8 @@ def pages() -> Iterator[list[Page]]:
         page.process.communicate()
 
 
-def run(folder: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "stagerun", "run", "dir", "--nproc", "1", "--threads", "1"]
+def run(folder: Path, *more: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "stagerun", "run", "dir", "--nproc", "1", "--threads", "1", *more]
     return subprocess.Popen(
         command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
@@ -76,23 +77,19 @@ def run(folder: Path) -> subprocess.Popen[bytes]:
 
 def test_a_page_follows_a_run_that_is_killed_and_goes_on(tmp_path: Path, pages: list[Page]) -> None:
     tiny.make_data(tmp_path)
-    (tmp_path / "dir").mkdir()
-    text = tiny.SCHEDULE.format(data=tmp_path, train=tiny.TRAIN_IMAGES, val=tiny.VAL_IMAGES)
-    (tmp_path / "dir" / "schedule.prototxt").write_text(text)
-    for name, solver in tiny.STAGES.items():
-        (tmp_path / "dir" / f"{name}.prototxt").write_text(solver)
+    small.make_schedule(tmp_path / "dir", tmp_path)
     page = Page("dir", folder=tmp_path)
     pages.append(page)
     page.get("")
     page.until(lambda found: "nothing has been run yet" in found["head"])
-    first = run(tmp_path)
+    first = run(tmp_path, *small.ENDLESS)
     page.until(
         lambda found: "running" in found["head"] and "no iteration" not in found["run"] and "<dd>" in found["run"]
     )
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     page.until(lambda found: "killed, or ended without a word" in found["head"])
-    second = run(tmp_path)
+    second = run(tmp_path, *small.AGAIN)
     assert second.wait() == 0
     page.until(lambda found: "finished" in found["head"] and "collapse" in found.get("report", ""))
     assert "started again" in page.sections["events"] and "done" in page.sections["plan"]

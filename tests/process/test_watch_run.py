@@ -14,14 +14,13 @@ from pathlib import Path
 import processes
 import pytest
 import small
-from reliability import hangs
 
 from stagerun import store
 from stagerun.launch.watch import process
 
 HOST = socket.gethostname()
-# As long as a busy machine may take to import what an iteration needs.
-TIME_OUTS = ("--timeout", "iteration=20s", "--timeout", "evaluation=20s", "--timeout", "save=20s")
+# Longer than a step may take on a busy machine.
+TIME_OUTS = ("--timeout", "iteration=10s", "--timeout", "evaluation=10s", "--timeout", "save=10s")
 
 # On the path of a process before anything else: what SIGUSR2 has its training thread do at its next device batch. The signal itself
 # may find it in a collective, where all that is seen of it is that it waits for others. Its monitor ignores the signal.
@@ -85,7 +84,7 @@ def test_a_stopped_rank_is_named_and_nothing_is_left(base: Path, tmp_path: Path)
     code, text = run.wait()
     assert code == 69, text
     told = text[text.index("rank 1 on ") :]
-    assert told.startswith(f"rank 1 on {HOST} has not moved for ") and "(time-out 20 s) in section " in told
+    assert told.startswith(f"rank 1 on {HOST} has not moved for ") and "(time-out 10 s) in section " in told
     assert "is stopped (state T)" in told
     # A busy machine may take longer to write a stack than there is time for.
     assert "the Python stack" not in told or "stagerun/train/stage.py" in told
@@ -141,72 +140,9 @@ def test_a_workers_stack(rank: int, stopped: bool, answers: bool) -> None:
             child.kill()
 
 
-# Two ranks as NCCL has them: no one notices that a peer is gone. Rank 1 comes to rank 0's monitor before rank 0 goes on.
-PAIR = """
-import os, signal, sys, time
-if sys.argv[3] == "plain file":
-    del os.memfd_create
-from pathlib import Path
-from stagerun.system.pulse import Limits, Section
-from stagerun.launch.watch.worker import Monitored
-from stagerun.system.world import World
-rank, place, end = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[4]
-watch = Monitored(World(rank=rank, size=2, local_rank=rank, local_size=2), Limits({section: 10.0 for section in Section}), lambda text: print(text, flush=True))
-status = Path(f"/proc/{watch._process.pid}/status").read_text().split("SigBlk:")[1].split()[0]
-assert int(status, 16) >> signal.SIGINT - 1 & 1, "the monitor could be interrupted before it ignores that"
-class Comm:
-    size = 2
-    def broadcast_bytes(self, data):
-        if rank == 0:
-            place.with_suffix(".new").write_bytes(data)
-            place.with_suffix(".new").rename(place)
-            time.sleep(1)
-        while not place.exists():
-            time.sleep(0.01)
-        return place.read_bytes()
-Comm.rank = rank
-watch.meet(Comm())
-for _ in range(20):
-    watch.pulse.beat()
-    time.sleep(0.1)
-if rank == 1 and end == "killed":
-    os.kill(os.getpid(), signal.SIGKILL)
-if rank == 0:
-    watch.pulse.wait()
-time.sleep(300)  # rank 1: it does not move
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "memory, end, text",
-    [
-        ("plain file", "killed", "rank 1 on {} has ended, and the others have waited for it for "),
-        ("memfd", "hangs", "rank 1 on {} has not moved for "),
-    ],
-)
-def test_a_rank_that_is_killed_or_hangs_where_no_collective_tells(
-    tmp_path: Path, memory: str, end: str, text: str
-) -> None:
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1"}
-    words = [tmp_path / "place", memory, end]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", PAIR, str(rank), *map(str, words)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    told = [rank.communicate(timeout=400)[0] for rank in ranks]
-    assert text.format(HOST) in told[0], told
-    assert [rank.returncode for rank in ranks] == [69, -signal.SIGKILL if end == "killed" else 69]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("nproc, rank, what", [
-    (1, 0, "stopped"), (3, 0, "stopped"), (1, 0, "sleeps"), (2, 1, "sleeps"), (1, 0, "holds Python's lock"), (2, 1, "holds Python's lock"),
+    (1, 0, "stopped"), (3, 0, "stopped"), (2, 1, "sleeps"), (1, 0, "holds Python's lock"), (2, 1, "holds Python's lock"),
 ])  # fmt: skip
 def test_a_rank_that_is_stopped_hangs_in_python_or_holds_its_lock(
     base: Path, tmp_path: Path, nproc: int, rank: int, what: str
@@ -288,16 +224,3 @@ def test_a_slow_rank_or_a_lost_monitor_is_reported_and_the_run_goes_on(base: Pat
     words = f"rank 1 on {HOST} is slow" if slow else "watches this one is gone"
     until(run, lambda: any(words in e["text"] and e["warning"] for e in events(out, "Note")), "it is not reported", 240)
     goes_on(run, out, 3)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(bool(hangs.no_namespaces()), reason=hangs.no_namespaces() or "-")
-def test_both_sides_of_a_link_that_goes_down_name_the_other(base: Path, tmp_path: Path) -> None:
-    with hangs.namespaces() as net, hangs.two_hosts(net, base / "schedule", tmp_path / "out") as ranks:
-        hangs.wait_for_training(tmp_path / "out", ranks)
-        net.cut(0)
-        codes = [rank.ended() for rank in ranks]
-        assert codes == [69, 69], "\n".join(rank.text for rank in ranks)
-        assert "rank 1 on node-b can't be reached" in ranks[0].text and "rank 0" not in ranks[0].text
-        assert "rank 0 on node-a can't be reached" in ranks[1].text
-        assert all(rank.run.gone() for rank in ranks)

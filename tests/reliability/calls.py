@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import processes
+import warm
 from reliability import brief, faults
 from reliability.trial import Scenario, Trial
 
@@ -59,12 +60,14 @@ class Runs:
     def life(self, workers: int, fault: str = "") -> Life:
         """The run, to its end. `fault`: as of `faults.FaultyDisk`, of rank 0."""
         words = ["run", str(self.schedule), "--out", str(self.out), "--threads", "1"]
+        if workers == 1:
+            return self._alone(words, fault)
         world = {"WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(processes.free_port())}
         started, files = [], [self.folder / f"{rank}.txt" for rank in range(workers)]
         for rank, file in enumerate(files):
             program = [str(faults.__file__), fault] if fault and rank == 0 else ["-m", "stagerun"]
             own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-            env = {**os.environ, **own, **(world | {"RANK": str(rank)} if workers > 1 else {})}
+            env = {**os.environ, **own, **world, "RANK": str(rank)}
             command = [sys.executable, *program, *words]
             with file.open("wb") as printed:
                 started.append(subprocess.Popen(command, stdout=printed, stderr=printed, env=env, cwd=self.folder))
@@ -77,6 +80,14 @@ class Runs:
                 one.wait()
                 codes.append(HUNG)
         return Life(tuple(codes), tuple(file.read_text(errors="replace") for file in files))
+
+    def _alone(self, words: list[str], fault: str) -> Life:
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        try:
+            done = warm.run(words, cwd=self.folder, env=env, fault=fault, timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            return Life((HUNG,), ("",))
+        return Life((done.returncode,), (done.stdout + done.stderr,))
 
     def left_alone(self, workers: int) -> tuple[dict[str, str], int]:
         """The content of its last snapshots, and the calls of the store in it."""

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import cv2
+import made_images
 import numpy as np
 from facade import DataError, Datum, InterpMode, ListRecords, Loader, RandomResize, RandomResizedCrop, Transform
 from PIL import Image
@@ -23,7 +24,6 @@ from reliability import fuzz
 from reliability.trial import Scenario, Trial
 
 from stagerun.data import jpeg
-from stagerun.tools.data import prepare
 
 KEY = b"the key"
 TRANSFORMS = (
@@ -49,8 +49,7 @@ def pictures() -> Iterator[bytes]:
     yield saved(whole.convert("L"), "JPEG", restart_marker_blocks=4)
     yield saved(whole.convert("CMYK"), "JPEG")
     yield saved(whole, "JPEG", exif=b"Exif\0\0" + bytes(60), icc_profile=bytes(500))
-    if not prepare.can_prepare():
-        yield from [prepare.prepare(saved(whole, "JPEG", quality=q, subsampling="4:2:0")) for q in (60, 90)]
+    yield from made_images.prepared([saved(whole, "JPEG", quality=q, subsampling="4:2:0") for q in (60, 90)])
     for mode in ("RGB", "L", "P", "RGBA", "I;16", "1"):
         yield saved(whole.convert("L").convert("I").convert(mode) if mode == "I;16" else whole.convert(mode), "PNG")
     yield cv2.imencode(".png", image, [cv2.IMWRITE_PNG_BILEVEL, 0])[1].tobytes()

@@ -7,21 +7,16 @@ import net_texts
 import pytest
 from facade import Model, net_of, open_source, torchvision_part
 from on_meta import on_meta
-from test_free_memory import group as group
-from test_free_memory import roots as roots
-from test_free_memory import v2 as v2
+from test_host import group as group
+from test_host import roots as roots
+from test_host import v2 as v2
 from test_sources import NONE as NONE
 from test_sources import items as items
 from test_sources import write as write
 
-from stagerun.language import load
 from stagerun.language.caffe_names import PLAIN_LAYERS, parameter_prefix
 from stagerun.models import build
-from stagerun.system import host
 from stagerun.system.host import Roots, whole_memory
-from stagerun.tools.rehearse.command import room
-
-SOLVERS = Path(__file__).parents[2] / "solvers"
 
 
 @pytest.mark.parametrize("model", ["resnet50_intel_caffe", *sorted(PLAIN_LAYERS)])
@@ -43,18 +38,14 @@ def test_the_same_items_as_torchvisions_own_code(tmp_path: Path) -> None:
     assert items(open_source(str(root), NONE)) == [(os.path.relpath(p, root), label) for p, label in theirs.samples]
 
 
-def test_what_may_be_had_in_all_is_the_least_limit(
-    roots: Roots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Slurm's limit is on the job's group, below the root and above the step's: `rehearse` counts with it."""
+def test_what_may_be_had_in_all_is_the_least_limit(roots: Roots) -> None:
+    """Slurm's limit is on the job's group, below the root and above the step's."""
     group(roots, "0::/slurm/job_7/step_0\n")
     machine = whole_memory(roots)
     assert machine > 1 << 28
     v2(roots.cgroup / "slurm" / "job_7" / "step_0", "max", 10)
     v2(roots.cgroup / "slurm" / "job_7", "3000000", 1000000)
     assert whole_memory(roots) == 3000000
-    monkeypatch.setattr(host, "Roots", lambda: roots)
-    assert room(load(str(SOLVERS / "fashion_collapse"), ()), tmp_path).memory == 3000000
     group(roots, "3:memory:/slurm\n")
     assert whole_memory(roots) == machine
     v1 = roots.cgroup / "memory" / "slurm"

@@ -7,13 +7,10 @@ import threading
 import numpy as np
 import pytest
 import torch
-from facade import Transform, order, torchvision_part
+from facade import Transform, augment, order, recipe, torchvision_part
 from PIL import Image
 
-from stagerun.base.order import Purpose
-from stagerun.base.recipe import RandAugment
-from stagerun.engine import augment
-from stagerun.engine.augment import BINS, OPERATIONS, Augment, magnitudes, make_augment, operate
+OPERATIONS, RandAugment = augment.OPERATIONS, recipe.RandAugment
 
 transforms = torchvision_part("torchvision.transforms")
 autoaugment = torchvision_part("torchvision.transforms.autoaugment")
@@ -39,7 +36,7 @@ def bgr(image: Image.Image) -> np.ndarray:
 
 
 def draws(positions: int, count: int, seed: int = 1) -> np.ndarray:
-    return order.draws(seed, np.arange(positions), count, Purpose.COLOUR)
+    return order.draws(seed, np.arange(positions), count, order.Purpose.COLOUR)
 
 
 # ---- operations and their strengths
@@ -53,17 +50,17 @@ def test_each_operation_at_each_strength_is_torchvisions(name: str, of: str) -> 
     if of == "RandAugment":
         space = autoaugment.RandAugment()._augmentation_space(bins, (image.height, image.width))
         side = {"TranslateX": image.width, "TranslateY": image.height}.get(name, 1)
-        mine = magnitudes(name, OPERATIONS[name].randaugment * side, bins)
+        mine = augment.magnitudes(name, OPERATIONS[name].randaugment * side, bins)
     else:
         space = autoaugment.TrivialAugmentWide()._augmentation_space(bins)
-        mine = magnitudes(name, OPERATIONS[name].trivial, bins)
+        mine = augment.magnitudes(name, OPERATIONS[name].trivial, bins)
     strengths, signed = space[name]
     assert signed == OPERATIONS[name].signed
     for i, sign in itertools.product(range(0, bins, 3) if strengths.ndim else [0], (0, 1)):
         theirs = float(strengths[i]) if strengths.ndim else 0.0
         assert not strengths.ndim or mine[i] == theirs
         expected = autoaugment._apply_op(image, name, -theirs if signed and sign else theirs, NEAREST, None)
-        assert operate(image, name, mine[i], sign).tobytes() == expected.tobytes(), (name, i, sign)
+        assert augment.operate(image, name, mine[i], sign).tobytes() == expected.tobytes(), (name, i, sign)
 
 
 @pytest.mark.parametrize("bins, size", [(2, (32, 32)), (11, (224, 224)), (31, (192, 160)), (64, (33, 47))])
@@ -73,61 +70,64 @@ def test_strengths_are_torchvisions_for_other_bins_and_sizes(bins: int, size: tu
     for name, (strengths, _) in space.items():
         side = {"TranslateX": size[1], "TranslateY": size[0]}.get(name, 1)
         if strengths.ndim:
-            assert list(magnitudes(name, OPERATIONS[name].randaugment * side, bins)) == strengths.tolist(), name
+            assert list(augment.magnitudes(name, OPERATIONS[name].randaugment * side, bins)) == strengths.tolist(), name
 
 
-def chosen(monkeypatch: pytest.MonkeyPatch, augmented: Augment, count: int) -> list[list[tuple[str, float]]]:
-    """(operation, magnitude with its sign) of each image's operations."""
-    seen: list[list[tuple[str, float]]] = []
-
-    def note(image: Image.Image, name: str, magnitude: float, sign: int) -> Image.Image:
-        seen[-1].append((name, -magnitude if OPERATIONS[name].signed and sign % 2 else magnitude))
-        return image
-
-    monkeypatch.setattr(augment, "operate", note)
-    image = picture(8, 8)
-    for numbers in draws(count, augmented.numbers):
-        seen.append([])
-        augmented(image, numbers)
-    return seen
+def chosen(made: augment.Augment, count: int, magnitudes: dict[str, list[float]]) -> list[tuple[str, float]]:
+    """(operation, magnitude with its sign) of each image that an operation changed, told from its pixels."""
+    image, known = picture(), {}
+    for name, strengths in magnitudes.items():
+        for magnitude, sign in itertools.product(strengths, (0, 1)):
+            signed = -magnitude if OPERATIONS[name].signed and sign else magnitude
+            changed = augment.operate(pillow(image), name, magnitude, sign)
+            known[bgr(changed).tobytes()] = name, signed
+    known[image.tobytes()] = "Identity", 0.0
+    return [known[made(image, numbers).tobytes()] for numbers in draws(count, made.numbers)]
 
 
-def test_randaugment_draws_every_operation_evenly_at_one_strength(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = make_augment(Transform(rand_augment=RandAugment(num_ops=3, magnitude=9)))
-    assert made is not None and made.numbers == 6
-    seen = chosen(monkeypatch, made, 1500)
-    assert all(len(operations) == 3 for operations in seen)
-    names = [name for operations in seen for name, _ in operations]
+def test_randaugment_draws_every_operation_evenly_at_one_strength() -> None:
+    made = augment.make_augment(Transform(rand_augment=RandAugment(num_ops=1, magnitude=9)))
+    assert made is not None and made.numbers == 2
+    sides = {"TranslateX": 56, "TranslateY": 40}
+    ends = {name: strength.randaugment * sides.get(name, 1) for name, strength in OPERATIONS.items()}
+    seen = chosen(made, 4500, {name: [augment.magnitudes(name, end, 31)[9]] for name, end in ends.items()})
     for name in OPERATIONS:
-        assert abs(names.count(name) - 4500 / 14) < 5 * (4500 / 14) ** 0.5, name
-    pairs = {(a[0], b[0]) for a, b, _ in seen}
-    assert len(pairs) == 14 * 14, "one operation says nothing about the next"
-    rotations = [m for operations in seen for name, m in operations if name == "Rotate"]
+        assert abs([each for each, _ in seen].count(name) - 4500 / 14) < 5 * (4500 / 14) ** 0.5, name
+    rotations = [m for name, m in seen if name == "Rotate"]
     assert set(np.round(rotations, 4)) == {-9.0, 9.0}
     assert abs(np.mean(rotations)) < 9 * 5 / len(rotations) ** 0.5
 
 
-def test_trivialaugment_draws_one_operation_at_any_strength(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = make_augment(Transform(trivial_augment=True))
+def test_one_operation_says_nothing_about_the_next() -> None:
+    made = augment.make_augment(Transform(rand_augment=RandAugment(num_ops=2, magnitude=9)))
+    first = augment.make_augment(Transform(rand_augment=RandAugment(num_ops=1, magnitude=9)))
+    assert made is not None and first is not None and made.numbers == 4
+    image, numbers = picture(), draws(60, 4)
+    for both in numbers:
+        assert np.array_equal(made(image, both), first(first(image, both[:2]), both[2:]))
+
+
+def test_trivialaugment_draws_one_operation_at_any_strength() -> None:
+    made = augment.make_augment(Transform(trivial_augment=True))
     assert made is not None and made.numbers == 3
-    seen = chosen(monkeypatch, made, 9000)
-    assert all(len(operations) == 1 for operations in seen)
-    rotations = [m for ((name, m),) in seen if name == "Rotate"]
-    assert abs(len(rotations) - 9000 / 14) < 5 * (9000 / 14) ** 0.5
-    assert len(set(np.abs(rotations))) == BINS and min(rotations) == -135 and max(rotations) == 135
-    assert {m for ((name, m),) in seen if name == "Posterize"} == set(range(2, 9))
+    strengths = {name: list(augment.magnitudes(name, each.trivial, 31)) for name, each in OPERATIONS.items()}
+    seen = chosen(made, 9000, strengths)
+    rotations = [m for name, m in seen if name == "Rotate"]
+    assert abs(len(rotations) - 9000 / 14 * 30 / 31) < 5 * (9000 / 14) ** 0.5
+    assert len(set(np.abs(rotations))) == 30 and min(rotations) == -135 and max(rotations) == 135
+    assert {m for name, m in seen if name == "Posterize"} == set(range(2, 8))
 
 
 # ---- the images
 
 
 def test_nothing_to_do() -> None:
-    assert make_augment(Transform(mirror=True, cutout_size=8)) is None
+    assert augment.make_augment(Transform(mirror=True, cutout_size=8)) is None
 
 
 def test_channels_stay_where_they_are() -> None:
     """Numbers whose operations do nothing give the image back, in B, G, R."""
-    made = make_augment(Transform(rand_augment=RandAugment(num_ops=2, magnitude=0)))
+    made = augment.make_augment(Transform(rand_augment=RandAugment(num_ops=2, magnitude=0)))
     assert made is not None
     image, identity = picture(), np.zeros(4, np.uint64)
     np.testing.assert_array_equal(made(image, identity), image)
@@ -137,7 +137,7 @@ def test_channels_stay_where_they_are() -> None:
 
 
 def test_the_numbers_decide_and_nothing_else() -> None:
-    made = make_augment(Transform(rand_augment=RandAugment()))
+    made = augment.make_augment(Transform(rand_augment=RandAugment()))
     assert made is not None and made.numbers == 4
     image, numbers = picture(), draws(24, made.numbers)
     torch.manual_seed(1)

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from facade import Origin, caffe_blobs, caffe_file, looked_at, planned_transfer, remember
+from facade import Origin, caffe_blobs, caffe_file, caffe_h5, looked_at, planned_transfer, remember
 from net_texts import between, net_from
 
-from stagerun.base import caffe_h5
 from stagerun.language import load
 
 

@@ -1,20 +1,22 @@
 """`method: AUTO`: it is chosen once, kept by what is on disk, and leaves nothing else behind."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import disks
 import pytest
 import torch
 from facade import CompressionChosen, Event, Note, ResumeRefused, RunFinished
 from nan_help import lives, make_data, make_schedule
 
+from stagerun import store
 from stagerun.language import load
-from stagerun.store import LocalDisk
-from stagerun.train import choosing
-from stagerun.train.choices import DENSE, Chosen, identity_of, in_words, read_chosen, write_chosen
+from stagerun.train.choosing import decided
 
+DENSE = "NONE"
 AUTO = "snapshot: 4 compress_param { method: AUTO ratio: 0.1 }"
 CHOICE = {"*": DENSE, "conv1.weight": "TOP_K", "fc.weight": "TOP_K"}
 
@@ -24,18 +26,25 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_data(tmp_path_factory.mktemp("data") / "lmdb")
 
 
-def choose(schedule: Path, out: Path, workers: int = 1, **changes: Any) -> None:
-    """As if a run had chosen CHOICE and had then been killed."""
-    stage = load(str(schedule)).stages[0]
-    fields: dict[str, Any] = {
-        "stage": stage.name,
-        "identity": identity_of(stage),
-        "parent": "",
-        "workers": workers,
-        "choice": CHOICE,
-        "seconds": {},
-    }
-    write_chosen(LocalDisk(), out, Chosen(**fields | changes))
+def record(out: Path) -> Path:
+    return out / "choices" / "main.json"
+
+
+def choose(schedule: Path, out: Path, **changes: Any) -> None:
+    """As if a run of one worker had chosen CHOICE and had then been killed."""
+    identity = json.dumps(dict(load(str(schedule)).stages[0].identity), sort_keys=True)
+    known = {"stage": "main", "identity": hashlib.sha256(identity.encode()).hexdigest(), "parent": "", "workers": 1}
+    record(out).parent.mkdir(parents=True)
+    record(out).write_text(json.dumps({**known, "choice": CHOICE, "seconds": {}, **changes}))
+
+
+def written(folder: Path, data: Path, choice: dict[str, str]) -> Path:
+    """The schedule that has this choice in words."""
+    ratio = {"TOP_K": "ratio: 0.1"}
+    rules = " ".join(f'param {{ name: "{n}" method: {m} {ratio.get(m, "")} }}' for n, m in choice.items() if n != "*")
+    memory = "memory: RESIDUAL" if "TOP_K" in choice.values() else ""
+    rest = f"method: {choice['*']} {memory} {ratio.get(choice['*'], '')}"
+    return make_schedule(folder, data, f"snapshot: 4 compress_param {{ {rest} {rules} }}")
 
 
 def chosen(events: list[Event]) -> list[CompressionChosen]:
@@ -55,7 +64,7 @@ def saved(out: Path, iter: int) -> dict[str, Any]:
 def test_one_worker_stays_dense_and_says_so(data: Path, tmp_path: Path) -> None:
     schedule, plain = make_schedule(tmp_path / "s", data, AUTO), make_schedule(tmp_path / "p", data, "snapshot: 4")
     (event,) = chosen(lives(schedule, tmp_path / "out"))
-    assert in_words((m, t) for m, t, *_ in event.methods) == "dense" and event.why == "one worker sends nothing"
+    assert {method for method, *_ in event.methods} == {DENSE} and event.why == "one worker sends nothing"
     assert saved(tmp_path / "out", 12)["choice"] == {"*": DENSE}
     lives(plain, tmp_path / "plain")
     assert ends(tmp_path / "out") == ends(tmp_path / "plain")
@@ -65,18 +74,10 @@ def test_one_worker_stays_dense_and_says_so(data: Path, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_what_was_chosen_before_the_first_snapshot_is_kept(data: Path, tmp_path: Path) -> None:
     schedule = make_schedule(tmp_path / "s", data, AUTO)
-    rules = " ".join(f'param {{ name: "{name}" method: {m} }}' for name, m in CHOICE.items() if name != "*")
-    written = make_schedule(
-        tmp_path / "w",
-        data,
-        f"snapshot: 4 compress_param {{ method: NONE memory: RESIDUAL {rules} }}".replace(
-            "TOP_K }", "TOP_K ratio: 0.1 }"
-        ),
-    )
     choose(schedule, tmp_path / "out")
     (event,) = chosen(lives(schedule, tmp_path / "out"))
     assert "OUT/choices" in event.why and {method for method, *_ in event.methods} == {DENSE, "TOP_K"}
-    lives(written, tmp_path / "written")
+    lives(written(tmp_path / "w", data, CHOICE), tmp_path / "written")
     assert ends(tmp_path / "out") == ends(tmp_path / "written") and "residual.safetensors" in ends(tmp_path / "out")
 
 
@@ -96,8 +97,7 @@ def test_what_does_not_fit_is_chosen_anew(data: Path, tmp_path: Path, changes: d
     choose(schedule, tmp_path / "out", **changes)
     (event,) = chosen(lives(schedule, tmp_path / "out"))
     assert event.why == "one worker sends nothing"
-    found = read_chosen(tmp_path / "out", load(str(schedule)).stages[0])
-    assert found is not None and found.choice == {"*": DENSE}
+    assert json.loads(record(tmp_path / "out").read_text())["choice"] == {"*": DENSE}
 
 
 @pytest.mark.long
@@ -116,50 +116,44 @@ def test_the_snapshot_has_it_too(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_snapshot_that_does_not_say_what_was_chosen_is_refused(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    schedule = make_schedule(tmp_path / "s", data, AUTO)
-    choose(schedule, tmp_path / "out")
-    lives(schedule, tmp_path / "out", kill_after=6)
-    real = choosing.progress_of
+def test_a_snapshot_that_does_not_say_what_was_chosen_is_refused(data: Path, tmp_path: Path) -> None:
+    schedule, out, disk = make_schedule(tmp_path / "s", data, AUTO), tmp_path / "out", store.LocalDisk()
+    choose(schedule, out)
+    lives(schedule, out, kill_after=6)
+    (ref,) = store.inventory(disk, out).of("main")
+    files = dict(store.read(disk, out, ref))
+    content = [name for name in files if name.endswith(".safetensors")]
     for choice in ({}, {"*": "TERNGRAD"}, {"*": "lost"}, {"*": DENSE, "nothing": "TOP_K"}, {"fc.weight": "TOP_K"}):
-
-        def wrong(files: Any, choice: dict[str, str] = choice) -> Any:
-            found = real(files)
-            object.__setattr__(found, "choice", choice)
-            return found
-
-        monkeypatch.setattr(choosing, "progress_of", wrong)
+        shutil.rmtree(out / "snapshots" / ref.name)
+        files["state.json"] = json.dumps(json.loads(files["state.json"]) | {"choice": choice}).encode()
+        about = {"identity": ref.identity, "environment": ref.environment, "parent": ref.parent}
+        disks.commit(disk, out, "main", ref.iter, ref.attempt, files, content=content, **about)
         with pytest.raises(ResumeRefused, match="does not say what `method: AUTO` chose"):
-            lives(schedule, tmp_path / "out")
+            lives(schedule, out)
 
 
 @pytest.mark.long
-def test_choosing_leaves_training_as_it_was(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights, BatchNorm's statistics, momentum and what is drawn at random: bit for bit those of a run that chose nothing."""
-    monkeypatch.setattr(choosing, "CLEARLY", 0.0)  # dense stays, whatever is fastest here
-    schedule, plain = make_schedule(tmp_path / "s", data, AUTO), make_schedule(tmp_path / "p", data, "snapshot: 4")
+def test_choosing_leaves_training_as_it_was(data: Path, tmp_path: Path) -> None:
+    """Weights, BatchNorm's statistics, momentum and what is drawn at random: bit for bit those of a run that was told what to do."""
+    schedule = make_schedule(tmp_path / "s", data, AUTO)
     before = torch.get_rng_state()
     events = lives(schedule, tmp_path / "out", workers=2)
     (event,) = chosen(events)
     assert {name for name, _ in event.tried} == {"dense", "TOP_K", "QSGD", "BF16"}
     assert any("timing steps with dense, TOP_K, QSGD" in e.text for e in events if isinstance(e, Note))
+    found = json.loads(record(tmp_path / "out").read_text())
+    assert found["workers"] == 2
     torch.set_rng_state(before)
-    lives(plain, tmp_path / "plain", workers=2)
-    assert ends(tmp_path / "out") == ends(tmp_path / "plain")
-    found = read_chosen(tmp_path / "out", load(str(schedule)).stages[0])
-    assert found is not None and found.workers == 2 and found.choice == {"*": DENSE}
+    lives(written(tmp_path / "w", data, found["choice"]), tmp_path / "written", workers=2)
+    assert ends(tmp_path / "out") == ends(tmp_path / "written")
 
 
-def test_a_stop_while_it_chooses_leaves_nothing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_while_it_chooses_leaves_nothing(data: Path, tmp_path: Path) -> None:
     schedule = make_schedule(tmp_path / "s", data, AUTO)
-    monkeypatch.setattr(choosing, "_race", lambda *rest: {})
-    events = lives(schedule, tmp_path / "out", workers=2)
+    events = lives(schedule, tmp_path / "out", workers=2, stop_after=1)
     assert type(events[-1]).__name__ == "Stopped" and not (tmp_path / "out" / "choices").exists()
-    monkeypatch.setattr(choosing, "_race", lambda *rest: {DENSE: [1.0], "TOP_K": [2.0]})
     events = lives(schedule, tmp_path / "out", workers=2)
-    assert isinstance(events[-1], RunFinished) and chosen(events)[0].why.startswith("the fastest of those")
+    assert isinstance(events[-1], RunFinished) and len(chosen(events)) == 1
 
 
 @pytest.mark.parametrize(
@@ -172,5 +166,5 @@ def test_a_stop_while_it_chooses_leaves_nothing(data: Path, tmp_path: Path, monk
     ],
 )
 def test_dense_stays_unless_a_method_is_clearly_faster(taken: dict[str, list[float]], best: str, why: str) -> None:
-    found, words = choosing.decided(taken)
+    found, words = decided(taken)
     assert found == best and why in words

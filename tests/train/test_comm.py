@@ -5,14 +5,14 @@ import hashlib
 import numpy as np
 import pytest
 import torch
-from engine_help import SOLVER, ConvNet, Threads, assert_same, dataset, tensors, updates
+import torch.distributed as dist
+from engine_help import SOLVER, Linear, Threads, assert_same, dataset, tensors, updates
+from facade import Determinism, PeerError, peers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from stagerun.comm import SoloComm, elastic, reduce, runs_of
-from stagerun.comm.elastic import TreeReducer
-from stagerun.comm.reduce import FlatReducer
+from stagerun.comm import SoloComm, make_reducer, runs_of
 
 WORK = st.integers(1, 200).flatmap(lambda total: st.tuples(st.just(total), st.integers(1, total)))
 
@@ -53,6 +53,7 @@ def gradients(k: int, shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
 
 
 SHAPES = [(3,), (5, 7), (4, 3, 3, 3), (1,), (130,), (2, 2)]
+LONG = [*SHAPES, (1_300_000,), (7,), (3, 700_000), (5,)]  # gradients that leave in several pieces
 UNREACHED = 3  # by any loss; number 1 by that of every second logical worker
 
 
@@ -60,31 +61,31 @@ def reached(i: int, k: int) -> bool:
     return i != UNREACHED and not (i == 1 and k % 2)
 
 
-def tree_sum(low: int, high: int) -> tuple[list[np.ndarray], np.ndarray]:
+def tree_sum(low: int, high: int, shapes: list[tuple[int, ...]]) -> tuple[list[np.ndarray], np.ndarray]:
     """By the rule in words, with numpy: what all logical workers of [low, high) add up to; and the tail."""
     if high - low == 1:
         own = [
             g.numpy() if reached(i, low) else np.zeros(s, np.float32)
-            for i, (g, s) in enumerate(zip(gradients(low, SHAPES), SHAPES, strict=True))
+            for i, (g, s) in enumerate(zip(gradients(low, shapes), shapes, strict=True))
         ]
         return own, np.random.RandomState(1000 + low).standard_normal(5)
     cut = nodes(low, high)[low, high]
-    left, right = tree_sum(low, cut), tree_sum(cut, high)
+    left, right = tree_sum(low, cut, shapes), tree_sum(cut, high, shapes)
     return [a + b for a, b in zip(left[0], right[0], strict=True)], left[1] + right[1]
 
 
-def elastic_sum(total: int):
+def elastic_sum(total: int, shapes: list[tuple[int, ...]]):
     """On each rank: the digest of what the reducer gives, the second time, for what has been left of the first may not count."""
 
     def work(comm) -> str:
-        parameters = [nn.Parameter(torch.zeros(s)) for s in SHAPES]
+        parameters = [nn.Parameter(torch.zeros(s)) for s in shapes]
         parameters[2].data = parameters[2].data.contiguous(memory_format=torch.channels_last)
         runs = runs_of(total, comm.size)
-        reducer = TreeReducer(parameters, comm, runs)
+        reducer = make_reducer(Determinism.ELASTIC, parameters, comm, total)
         for first in (500, 0):
             reducer.begin()
             for k in runs[comm.rank]:
-                found = zip(parameters, gradients(first + k, SHAPES), strict=True)
+                found = zip(parameters, gradients(first + k, shapes), strict=True)
                 loss = sum((p * g).sum() for i, (p, g) in enumerate(found) if reached(i, k))
                 tail = torch.from_numpy(np.random.RandomState(1000 + k).standard_normal(5))
                 reducer.add(loss, k, tail, last=k == runs[comm.rank][-1])
@@ -110,21 +111,23 @@ STORED = {
 
 
 @pytest.mark.parametrize("total", sorted(STORED))
-@pytest.mark.parametrize("chunk_bytes", [1, 300, 4 << 20])
-def test_elastic_bits_are_those_of_the_tree_whatever_the_workers_and_chunks(monkeypatch, total, chunk_bytes):
-    monkeypatch.setattr(elastic, "CHUNK_BYTES", chunk_bytes)
-    monkeypatch.setattr(elastic, "SLICE_BYTES", min(chunk_bytes, 1 << 20))
-    assert digest(*tree_sum(0, total)) == STORED[total]
+def test_elastic_bits_are_those_of_the_tree_whatever_the_workers(total):
+    assert digest(*tree_sum(0, total, SHAPES)) == STORED[total]
     for workers in (1, 2, 3, 4, 8):
         if workers <= total:
-            assert set(Threads(workers).run(elastic_sum(total))) == {STORED[total]}, workers
+            assert set(Threads(workers).run(elastic_sum(total, SHAPES))) == {STORED[total]}, workers
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_elastic_bits_are_those_of_the_tree_in_whatever_pieces_they_leave(workers):
+    assert set(Threads(workers).run(elastic_sum(5, LONG))) == {digest(*tree_sum(0, 5, LONG))}
 
 
 @pytest.mark.parametrize("logical_workers", [1, 3])
 def test_a_gradient_of_minus_zero_is_summed_as_it_was_in_a_buffer_of_zeros(logical_workers):
     """The sign of a zero decides bits of what is resumed from snapshots that were written so."""
     parameter = nn.Parameter(torch.ones(4))
-    reducer = FlatReducer([parameter], Recorder())
+    reducer = make_reducer(Determinism.FIXED, [parameter], Recorder(), logical_workers)
     for _ in range(2):
         reducer.begin()
         for k in range(logical_workers):
@@ -133,14 +136,16 @@ def test_a_gradient_of_minus_zero_is_summed_as_it_was_in_a_buffer_of_zeros(logic
         assert not parameter.grad.any() and not parameter.grad.signbit().any()
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 100, 10**9])
-def test_chunks_change_neither_the_sum_nor_who_has_it(monkeypatch, chunk_bytes):
-    monkeypatch.setattr(reduce, "CHUNK_BYTES", chunk_bytes)
-    batches = [dataset(8, seed=i) for i in range(3)]
-    one = tensors(updates(ConvNet(), SOLVER, batches, SoloComm())[0])
+@pytest.mark.parametrize("side", [6, 700], ids=["one piece", "several"])
+def test_pieces_change_neither_the_sum_nor_who_has_it(side):
+    batches = [dataset(8, size=side, seed=i) for i in range(2)]
+    one = tensors(updates(Linear(side * side), SOLVER, batches, SoloComm())[0])
     for workers in (2, 4):
-        for state in Threads(workers).run(lambda comm: updates(ConvNet(), SOLVER, batches, comm)[0]):
+        for state in Threads(workers).run(lambda comm: updates(Linear(side * side), SOLVER, batches, comm)[0]):
             assert_same(one, tensors(state), 1e-11)
+
+
+LONG_ONES = (600_003, 600_004, 600_005)
 
 
 class Recorder:
@@ -157,25 +162,66 @@ class Recorder:
         return lambda: self.log.append(f"wait {number}")
 
 
-def test_the_order_of_sending_is_that_of_the_buffer_whatever_backward_does(monkeypatch):
+def test_the_order_of_sending_is_that_of_the_buffer_whatever_backward_does():
     """Two branches whose backward runs in the order in which forward ran them, which may differ from rank to rank."""
 
     class Branches(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b, self.c = nn.Linear(2, 3), nn.Linear(2, 4), nn.Linear(2, 5)
+            self.a, self.b, self.c = (nn.Linear(2, n) for n in LONG_ONES)  # each a piece of its own
 
         def forward(self, x, order):
             return sum(getattr(self, name)(x).sum() for name in order)
 
-    monkeypatch.setattr(reduce, "CHUNK_BYTES", 1)
     torch.manual_seed(0)
     net, orders = Branches(), []
     for order in ("abc", "cba", "bca"):
         comm = Recorder()
-        reducer = FlatReducer(list(net.parameters()), comm)
+        reducer = make_reducer(Determinism.FIXED, list(net.parameters()), comm, 2)
         reducer.begin()
         reducer.add(net(torch.ones(1, 2), order), 0, torch.zeros(2, dtype=torch.float64), last=True)
         reducer.finish()
         orders.append([e[1] for e in comm.log if isinstance(e, tuple)])
-    assert orders == [[2, 5, 10, 4, 8, 3, 6]] * 3
+    assert orders == [[2, *(3 * n for n in reversed(LONG_ONES))]] * 3
+
+
+# -- what the errors of collectives are called
+
+PAIR = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] "
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Connection closed by peer"),
+        RuntimeError(PAIR + "Read error [10.0.0.2]:4711: No route to host"),
+        RuntimeError(PAIR + "Timed out waiting 1000ms for recv operation to complete"),
+        RuntimeError("Application timeout caused pair closure"),
+        RuntimeError("Operation timed out!"),
+        RuntimeError("Broken pipe"),
+        dist.DistBackendError("NCCL error: remote process exited or there was a network error"),
+        dist.DistStoreError("wait failed"),
+    ],
+)
+def test_a_peer_that_is_gone(error: RuntimeError) -> None:
+    words = "lost the other workers while trying to add gradients: "
+    with pytest.raises(PeerError, match=words), peers("add gradients"):
+        raise error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        dist.DistBackendError("NCCL error: unhandled cuda error. Last error: Cuda failure 2 'out of memory'"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError(PAIR.replace("pair", "device") + "socket: Too many open files"),
+        RuntimeError("Tensors must be contiguous"),
+        ValueError("no group"),
+    ],
+)
+def test_an_error_of_this_worker_keeps_its_name(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, peers("add gradients"):
+        raise error
+    assert caught.value is error

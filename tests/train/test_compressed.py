@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import contract
 import pytest
 import torch
 from compressing import how
@@ -199,3 +200,19 @@ def test_fixed_goes_on_with_other_workers_and_says_what_becomes_of_residuals(dat
     said = "\n".join(event.text for event in lives(folder, tmp_path / "out", 3) if isinstance(event, Note))
     assert "resume is EQUIVALENT, not BIT-EXACT" in said and "workers: 2 -> 3" in said
     assert "the residuals of 2 senders are shared out evenly over 3" in said
+
+
+@pytest.mark.parametrize(
+    ("field", "rule", "said"),
+    [
+        ("compress_param", 'method: TOP_K ratio: 0.1 param { name: "head*" method: NONE }', "with name `head*` and kind ANY"),
+        ("param", "name: 'conv1.wieght' lr_mult: 0", "did you mean `conv1.weight`?"),
+    ],
+)  # fmt: skip
+def test_a_pattern_that_fits_nothing_is_a_mistake_with_a_place(
+    data: Path, tmp_path: Path, field: str, rule: str, said: str
+) -> None:
+    folder = make_schedule(tmp_path / "s", data)
+    done = contract.stagerun(["run", folder, "--nproc", 1, "--set", f"solver.{field}={{{rule}}}"], tmp_path)
+    assert done.exit_code == 64 and said in done.output
+    assert "fits no parameter of the model" in done.output and "--set" in done.output

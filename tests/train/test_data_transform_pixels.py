@@ -6,21 +6,19 @@ import numpy as np
 import PIL.Image
 import pytest
 from drawn import examples
-from facade import InterpMode, PadMode, Rectangle
+from facade import InterpMode, PadMode, Rectangle, pixels
 from hypothesis import given
 from hypothesis import strategies as st
 from test_data_transform import SOURCE, golden_draw, golden_rows
 
-from stagerun.data import pixels
-from stagerun.data.datum import Image
-from stagerun.data.pixels import Draw, apply, finish, region, shrink
+Draw, apply, finish = pixels.Draw, pixels.apply, pixels.finish
 
 
-def noise(height: int, width: int, channels: int, seed: int = 0) -> Image:
+def noise(height: int, width: int, channels: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
 
 
-def cut(image: Image, part: Rectangle | None) -> Image:
+def cut(image: np.ndarray, part: Rectangle | None) -> np.ndarray:
     return image if part is None else image[part.top :, part.left :][: part.height, : part.width]
 
 
@@ -33,7 +31,7 @@ def rectangles_in(height: int, width: int) -> st.SearchStrategy[Rectangle]:
 
 
 @st.composite
-def images_and_draws(draw_from: st.DrawFn) -> tuple[Image, Draw]:
+def images_and_draws(draw_from: st.DrawFn) -> tuple[np.ndarray, Draw]:
     height, width = draw_from(st.integers(2, 40)), draw_from(st.integers(2, 40))
     image = noise(height, width, draw_from(st.sampled_from([1, 3])))
     pad = draw_from(st.sampled_from([0, 0, min(height, width) - 1]))
@@ -53,7 +51,7 @@ def images_and_draws(draw_from: st.DrawFn) -> tuple[Image, Draw]:
     )
 
 
-def step_by_step(image: Image, drawn: Draw) -> Image:
+def step_by_step(image: np.ndarray, drawn: Draw) -> np.ndarray:
     """The same in the plainest words: each step makes a new image."""
     pads = ((drawn.pad, drawn.pad), (drawn.pad, drawn.pad), (0, 0))
     image = np.pad(image, pads, mode="reflect" if drawn.pad_mode is PadMode.REFLECT else "constant")
@@ -66,13 +64,13 @@ def step_by_step(image: Image, drawn: Draw) -> Image:
 
 @examples(300)
 @given(images_and_draws())
-def test_a_draw_is_carried_out_in_one_way(case: tuple[Image, Draw]) -> None:
+def test_a_draw_is_carried_out_in_one_way(case: tuple[np.ndarray, Draw]) -> None:
     image, drawn = case
     expected = step_by_step(image, drawn)
     assert np.array_equal(apply(image, drawn), expected)
     # Straight into one image of a batch, from the region alone, and nothing beside it.
     batch = np.full((3, *expected.shape), 77, np.uint8)
-    result = finish(cut(image, region(drawn)).copy(), drawn, batch[1])
+    result = finish(cut(image, pixels.region(drawn)).copy(), drawn, batch[1])
     assert np.shares_memory(result, batch)
     assert np.array_equal(batch[1], expected)
     assert (batch[[0, 2]] == 77).all()
@@ -110,9 +108,9 @@ def test_antialias_is_pillows_with_or_without_what_is_compiled(
 )
 def test_auto_halves_as_long_as_both_sides_stay_long_enough(height: int, width: int, times: int) -> None:
     whole = Draw(size=(224, 224), interp_mode=InterpMode.AUTO)
-    assert shrink(whole, height, width) == times
+    assert pixels.shrink(whole, height, width) == times
     part = Draw(part=Rectangle(1, 1, height, width), size=(224, 224), interp_mode=InterpMode.AUTO)
-    assert shrink(part, 5000, 5000) == times
+    assert pixels.shrink(part, 5000, 5000) == times
     # What comes of it is never smaller than the result, even rounded down.
     assert min(height // times, width // times) >= 224 or times == 1
 

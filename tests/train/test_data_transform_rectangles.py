@@ -6,11 +6,9 @@ import math
 import numpy as np
 import pytest
 from drawn import examples
-from facade import RandomResizedCrop, Rectangle, order, torchvision_models
+from facade import RandomResizedCrop, Rectangle, order, torchvision_models, transform
 from hypothesis import given
 from hypothesis import strategies as st
-
-from stagerun.data import transform
 
 N = 20_000
 

@@ -124,10 +124,6 @@ def printed(base: Path) -> tuple[Path, list[str]]:
     return base / "out", command("run", base / "schedule", "--out", base / "out", *ALONE).splitlines()
 
 
-def snapshot(out: Path, name: str, file: str) -> dict[str, Tensor]:
-    return decode((out / "snapshots" / f"{name}-a0001" / f"{file}.safetensors").read_bytes())
-
-
 def test_both_weights_are_evaluated_and_shown(printed: tuple[Path, list[str]]) -> None:
     out, lines = printed
     assert "  batch 16 = 4 x 4, LAMB, momentum 0.9, momentum2 0.999, EMA 0.7 every 3 iterations, fixed" in lines
@@ -142,26 +138,3 @@ def test_both_weights_are_evaluated_and_shown(printed: tuple[Path, list[str]]) -
     }
     assert found["init"]["ema_test_loss"] != found["init"]["test_loss"]
     assert found["collapse"]["ema_top5"] is not None and found["cyc1"]["ema_top1"] is None
-
-
-def test_the_snapshot_has_the_average_and_the_next_stage_starts_without(printed: tuple[Path, list[str]]) -> None:
-    out, _ = printed
-    averaged, model = snapshot(out, "init-00000006", "ema"), snapshot(out, "init-00000006", "model")
-    assert averaged.keys() == {name for name, t in model.items() if t.is_floating_point()}
-    assert not torch.equal(averaged["fc.weight"], model["fc.weight"])
-    assert not (out / "snapshots" / "cyc1-00000005-a0001" / "ema.safetensors").exists()
-    # The average of `collapse` began with the trained weights of `cyc1`, and moved once.
-    first, last = snapshot(out, "cyc1-00000005", "model"), snapshot(out, "collapse-00000003", "model")
-    for name, tensor in snapshot(out, "collapse-00000003", "ema").items():
-        assert torch.allclose(tensor, 0.7 * first[name] + 0.3 * last[name], rtol=1e-5, atol=1e-6), name
-
-
-def test_what_adam_counts_is_carried_over_with_its_averages(printed: tuple[Path, list[str]]) -> None:
-    def counts(name: str) -> list[Tensor | None]:
-        kept = snapshot(printed[0], name, "optim")
-        assert {key.split("/")[0] for key in kept} == {"mean", "squares", "t"}
-        return [kept.get(f"t/fc.{part}") for part in ("weight", "bias")]
-
-    assert counts("init-00000006") == [6, None]
-    assert counts("cyc1-00000005") == [11, 5], "KEEP; the bias was frozen before"
-    assert counts("early-00000003") == [3, 3], "ZERO"

@@ -10,7 +10,7 @@ from engine_help import CPU, dataset
 from facade import ChannelOrder, Normalise, Transform
 
 from stagerun.engine.feed import Ahead, feed
-from stagerun.engine.images import cut_out, inside
+from stagerun.engine.images import cut_out, inside, means_at
 
 MEAN, STD = (103.5, 116.25, 123.75), (57.375, 57.12, 58.395)
 FORMATS = {True: torch.channels_last, False: torch.contiguous_format}
@@ -74,6 +74,15 @@ def test_a_gpus_mask_is_what_a_cpu_cuts_out() -> None:
     cutout = np.stack([rng.integers(0, 8, 40), rng.integers(0, 5, 40), rng.integers(0, 4, 40), np.full(40, 2)], 1)
     masked = torch.ones(40, 3, 11, 7).masked_fill_(inside(torch.from_numpy(cutout), 11, 7), 0)
     assert torch.equal(cut_out(torch.ones(40, 3, 11, 7), cutout), masked)
+
+
+def test_a_gpus_means_are_what_a_cpu_takes_off() -> None:
+    rng = np.random.default_rng(3)
+    mean = rng.uniform(0, 255, (11, 13, 3)).astype(np.float32)
+    crop = np.stack([rng.integers(0, 6, 20), rng.integers(0, 8, 20), rng.integers(0, 2, 20)], 1)
+    normalise = Normalise(Transform(mean_file="m"), 3, CPU, torch.float32, True, mean)
+    taken = normalise(np.zeros((20, 6, 6, 3), np.uint8), crop=crop.astype(np.int32)).permute(0, 2, 3, 1)
+    assert torch.equal(means_at(torch.from_numpy(mean), torch.from_numpy(crop), 6, 6), -taken)
 
 
 # -- one ahead. The copying itself needs a GPU: scripts/gpu-check runs it.

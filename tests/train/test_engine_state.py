@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import struct
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from facade import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save
 from test_engine_solvers import EVERY, shown
 
 from stagerun.comm import SoloComm
@@ -105,6 +107,33 @@ def test_a_snapshot_of_another_model_is_refused_by_name_and_nothing_is_copied():
             restore(weights(fresh), other)
         assert all(word in str(caught.value) for word in words)
         assert_same(before, tensors(fresh))
+
+
+# -- the file: byte for byte as the format's own library writes it
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12).filter(
+    lambda n: n != "__metadata__"
+)
+SHAPES = st.lists(st.integers(0, 4), max_size=4).map(tuple)
+TYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
+
+
+@given(st.dictionaries(NAMES, st.tuples(st.sampled_from(TYPES), SHAPES), max_size=12))
+def test_the_bytes_are_those_of_the_safetensors_library_and_what_is_decoded_is_what_was_encoded(drawn):
+    made = {
+        name: torch.arange(math.prod(shape)).remainder(2 if dtype == torch.bool else 100).reshape(shape).to(dtype)
+        for name, (dtype, shape) in drawn.items()
+    }
+    data = encode(made)
+    assert data == save(made)
+    found = decode(data)
+    assert found.keys() == made.keys()
+    for name, tensor in made.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(found[name], tensor)
 
 
 def file(header: object, data: bytes = b"") -> bytes:

@@ -4,23 +4,22 @@ import math
 
 import pytest
 import torch
-from facade import Model
+from facade import Model, net_of, recipe
+from net_texts import between
 
-from stagerun.base.recipe import Filler, VarianceNorm
-from stagerun.language.networks import FILLER_FIELDS
 from stagerun.models import build
-from stagerun.models.layers import FILLERS, fan, fill
 
-N = 40_000
-CONV = torch.Size((50, 8, 10, 10))  # 50 outputs, 8 inputs, 10x10: 40,000 weights
-FANS = {"FAN_IN": 800, "FAN_OUT": 5000, "AVERAGE": 2900}
+Filler, VarianceNorm = recipe.Filler, recipe.VarianceNorm
+OUTPUTS, INPUTS = 80, 512
+N = OUTPUTS * INPUTS
+FANS = {"FAN_IN": INPUTS, "FAN_OUT": OUTPUTS, "AVERAGE": (INPUTS + OUTPUTS) / 2}
 
 
-def filled(shape: torch.Size = CONV, **filler) -> torch.Tensor:
+def filled(**filler) -> torch.Tensor:
+    """The weights of the last layer of a network, with this filler."""
     torch.manual_seed(1)
-    tensor = torch.full(shape, torch.nan, dtype=torch.float64)
-    fill(tensor, Filler(**filler))
-    return tensor
+    model = Model(name="resnet_small", num_classes=OUTPUTS, fc_weight_filler=Filler(**filler))
+    return build(model).fc.weight.detach()
 
 
 def check_moments(x: torch.Tensor, mean: float, std: float, kurtosis: float) -> None:
@@ -29,10 +28,6 @@ def check_moments(x: torch.Tensor, mean: float, std: float, kurtosis: float) -> 
     assert abs(x.mean().item() - mean) < 5 * std / math.sqrt(N)
     assert x.std().item() == pytest.approx(std, rel=5 / math.sqrt(2 * N))
     assert z.pow(4).mean().item() == pytest.approx(kurtosis, abs=5 * math.sqrt(24 / N))
-
-
-def test_the_types_are_those_that_check_knows():
-    assert tuple(FILLERS) == tuple(FILLER_FIELDS)
 
 
 def test_constant():
@@ -65,23 +60,33 @@ def test_moments(filler, mean, std, kurtosis, limit):
         assert 0.99 * limit < x.max() - mean <= limit and -limit <= x.min() - mean < -0.99 * limit
 
 
+@pytest.mark.parametrize("norm", list(VarianceNorm))
 @pytest.mark.parametrize(
-    ("shape", "fan_in", "fan_out"),
+    ("inputs", "outputs", "kernel", "more", "fan_in", "fan_out"),
     [
-        ((64, 3, 7, 7), 3 * 49, 64 * 49),
-        ((32, 1, 3, 3), 9, 32 * 9),  # depthwise: one input each; Caffe counts the outputs of all groups
-        ((1000, 2048), 2048, 1000),
-        ((1000,), 1, 1000),
+        (3, 64, 7, "", 3 * 49, 64 * 49),
+        (32, 32, 3, "group: 32", 9, 32 * 9),  # depthwise: one input each; Caffe counts the outputs of all groups
     ],
-    ids=["convolution", "depthwise", "linear", "bias"],
+    ids=["convolution", "depthwise"],
 )
-def test_n_is_counted_as_caffe_counts(shape, fan_in, fan_out):
-    counted = [fan(torch.Size(shape), norm) for norm in VarianceNorm]
-    assert counted == [fan_in, fan_out, (fan_in + fan_out) / 2]
+def test_n_is_counted_as_caffe_counts(inputs, outputs, kernel, more, fan_in, fan_out, norm):
+    """Of biases, which are as many outputs of one input, too."""
+    filler = f'type: "xavier" variance_norm: {norm.value}'
+    text = between(
+        f"""layer {{ name: "it" type: "Convolution" bottom: "data" top: "last" convolution_param {{
+        num_output: {outputs} kernel_size: {kernel} {more} weight_filler {{ {filler} }} bias_filler {{ {filler} }} }} }}"""
+    )
+    shape = (inputs, 8, 8)
+    torch.manual_seed(1)
+    made = build(Model(name="x", num_classes=10, net=net_of(text, shape).text, input_shape=shape)).it
+    for tensor, fans in ((made.weight, (fan_in, fan_out)), (made.bias, (1, outputs))):
+        n = {"FAN_IN": fans[0], "FAN_OUT": fans[1], "AVERAGE": sum(fans) / 2}[norm.value]
+        limit = math.sqrt(3 / n)
+        assert (0.98 if tensor.dim() > 1 else 0.8) * limit < tensor.abs().max().item() <= limit
 
 
 def test_a_filler_draws_from_the_seed_alone():
-    for kind in FILLERS:
+    for kind in ("constant", "gaussian", "uniform", "xavier", "msra"):
         assert torch.equal(filled(type=kind), filled(type=kind)), kind
 
 

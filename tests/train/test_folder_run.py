@@ -3,33 +3,16 @@
 import json
 import os
 import shutil
-import time
 from pathlib import Path
+from typing import Any
 
 import contract
 import numpy as np
 import pytest
 import tiny
-from facade import (
-    DataError,
-    ImportOptions,
-    ImportWork,
-    Iterated,
-    Note,
-    ResumeRefused,
-    RunFinished,
-    StageFinished,
-    Stopped,
-)
+from facade import DataError, Iterated, Note, ResumeRefused, RunFinished, StageFinished, Stopped
 from PIL import Image
 from test_run_trees import go, of
-
-from stagerun.data.importing import engine
-from stagerun.data.importing.folder import folder_files
-from stagerun.language import load
-from stagerun.plan import Plan
-from stagerun.system.image_folder import listed
-from stagerun.train.output import plan_of
 
 SCHEDULE = """
 name: "photos"
@@ -61,33 +44,35 @@ def ids(out: Path) -> dict[str, bytes]:
     return {name: (end / "model.safetensors").read_bytes() for name, end in ends.items()}
 
 
-def planned(folder: Path, out: Path, *overrides: str) -> Plan:
-    return plan_of(load(folder, overrides), out)
+def planned(folder: Path, out: Path, *overrides: str) -> dict[str, Any]:
+    words = [word for override in overrides for word in ("--set", override)]
+    return json.loads(command(folder, "plan", folder, "--out", out, "--json", *words))  # type: ignore[no-any-return]
+
+
+def command(folder: Path, *words: object) -> str:
+    done = contract.stagerun(words, folder)
+    assert done.exit_code == 0, done.output
+    return done.stdout
 
 
 def test_the_same_bits_as_from_the_lmdb_also_where_import_and_training_were_stopped(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    photos: Path, tmp_path: Path
 ) -> None:
+    """The import commits after every 1000 images, and waits for a commit before the next one."""
+    photos, stored = shutil.copytree(photos, tmp_path / "photos"), np.load(tiny.STORED)["images"]
+    for i in range(400, 2200):
+        (photos / "train" / "c0" / f"{i}.pgm").write_bytes(b"P5 28 28 255\n" + stored[i].tobytes())
     for kind in ("train", "val"):
-        work = ImportWork(folder_files(listed(str(photos / kind))), kind, ImportOptions())
-        engine.run(work, str(tmp_path / kind), engine.Job(threads=1))
+        command(tmp_path, "data", "import", photos / kind, tmp_path / kind)
     lmdb = tuple(f'data.{kind}.source="{tmp_path / kind}"' for kind in ("train", "val"))
     go(photos, tmp_path / "lmdb", *lmdb)
 
-    out, make = tmp_path / "out", ImportWork.make
-
-    def slowly(work: ImportWork, position: int) -> engine.Made:
-        time.sleep(0.005)
-        return make(work, position)
-
-    with monkeypatch.context() as slow:
-        slow.setattr(engine, "RECORDS_PER_COMMIT", 10)
-        slow.setattr(ImportWork, "make", slowly)
-        first = go(
-            photos,
-            out,
-            stop=lambda seen: any(file.stat().st_size > 8192 for file in out.glob("data/*.partial/positions/data.mdb")),
-        )
+    out = tmp_path / "out"
+    first = go(
+        photos,
+        out,
+        stop=lambda seen: any(file.stat().st_size > 8192 for file in out.glob("data/*.partial/positions/data.mdb")),
+    )
     assert isinstance(first[-1], Stopped) and "while the images were imported" in first[-1].reason
     assert not (out / "snapshots").exists() or not list((out / "snapshots").iterdir())
 
@@ -100,7 +85,7 @@ def test_the_same_bits_as_from_the_lmdb_also_where_import_and_training_were_stop
     assert isinstance(third[-1], RunFinished) and third[-1].trained
     assert any(isinstance(e, Note) and "resume is BIT-EXACT" in e.text for e in third)
     assert ids(out) == ids(tmp_path / "lmdb")
-    assert planned(photos, out).iterations_left == planned(photos, out, *lmdb).iterations_left == 0
+    assert planned(photos, out)["iterations_left"] == planned(photos, out, *lmdb)["iterations_left"] == 0
     again = go(photos, out)
     assert isinstance(again[-1], RunFinished) and not again[-1].trained
 
@@ -113,7 +98,9 @@ def test_an_edit_that_only_the_import_shows_makes_stages_stale_in_the_same_comma
     image = next((folder / "train" / "c0").iterdir())
     Image.fromarray(255 - np.array(Image.open(image))).save(image)
     os.utime(image, ns=(1, 1))
-    assert [one.state.name for one in planned(folder, out).stages] == ["DONE", "RESUME"], "names and sizes are the same"
+    assert [one["state"] for one in planned(folder, out)["stages"]] == ["done", "resume"], (
+        "names and sizes are the same"
+    )
     with pytest.raises(ResumeRefused, match="the training images have changed"):
         go(folder, out)
     shutil.rmtree(out / "snapshots")
@@ -152,5 +139,6 @@ def test_pictures_that_cant_be_used_stop_the_run_before_training(photos: Path, t
     folder = shutil.copytree(photos, tmp_path / "photos")
     for file in sorted((folder / "train").rglob("*.bmp"))[:2]:
         file.write_bytes(b"")
-    with pytest.raises(DataError, match="2 of 300 images can't be used"):
+    with pytest.raises(DataError, match="2 of 300 images can't be used") as caught:
         go(folder, tmp_path / "out")
+    assert f"stagerun data import {folder / 'train'} LMDB --max-bad N" in caught.value.hint

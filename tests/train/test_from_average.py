@@ -20,18 +20,14 @@ from facade import (
     PieceStarted,
     StageFinished,
     StageStarted,
-    World,
     decode,
     size,
 )
 
 from stagerun import store
 from stagerun.cli import main
-from stagerun.comm import SoloComm
 from stagerun.language import load
 from stagerun.plan import State, make_plan
-from stagerun.plan.estimate import Room, needs
-from stagerun.tools.rehearse import measure
 
 SCHEDULE = """
 name: "along" keep_snapshots: 1 {shared}
@@ -181,17 +177,26 @@ def test_the_estimate_of_the_disk_has_what_a_run_writes_of_averages(base: Path, 
     off = 'stage { name: "off" enabled: false solver_param { max_iter: 5 } }\n'
     never = 'ensemble { name: "never" members: ["trunk", "off"] rule: WEIGHT_AVERAGE }\n'
     folder, out = made(tmp_path / "s", data, ALONG, FINE, more, off, never), tmp_path / "out"
-    figures = measure.rehearse(
-        load(folder), measure.Rehearsal(2, None, False), tmp_path / "rehearsal", SoloComm(), World(), torch.device("cpu"),
-        lambda: False, lambda event: None,
-    )  # fmt: skip
+    words = [
+        "rehearse",
+        str(folder),
+        "--iters",
+        "2",
+        "--nproc",
+        "1",
+        "--threads",
+        "1",
+        "--out",
+        str(tmp_path / "r"),
+        "--json",
+    ]
+    rehearsed = json.loads(CliRunner().invoke(main, words).stdout)
+    average_bytes = rehearsed["figures"]["average_bytes"]
     nan_help.lives(folder, out)
     written = on_disk(out / "averages")
     assert sorted(path.name for path in (out / "averages").iterdir()) == ["all", "ends"]
-    assert figures is not None and 2 * figures.average_bytes == pytest.approx(written, rel=0.02)
-    room = Room(out="o", out_free=1, memory=1, gpu_memory=None, scratch=None, scratch_free=None, data_bytes=None)
-    said = needs(make_plan(load(folder), store.Inventory()), figures, room)[0].text
-    assert f"at most, 2 averages of {size(figures.average_bytes)}, log" in said
+    assert 2 * average_bytes == pytest.approx(written, rel=0.02)
+    assert f"at most, 2 averages of {size(average_bytes)}, log" in rehearsed["needs"][0]["text"]
     planned = CliRunner().invoke(main, ["plan", str(folder), "--out", str(out)])
     (found,) = re.findall(r"in all; 2 averages of weights ([\d.]+) (kB|MB) more", " ".join(planned.stdout.split()))
     assert float(found[0]) * {"kB": 1e3, "MB": 1e6}[found[1]] == pytest.approx(written, rel=0.02)
@@ -258,7 +263,9 @@ def test_an_average_that_a_stage_keeps_beside_its_weights_makes_nothing_below_it
         }
         planned = CliRunner().invoke(main, ["plan", str(tmp_path / "s"), "--out", str(out), "--redo", "two"])
         assert change in planned.output and "lost" not in planned.output
-        run = CliRunner().invoke(main, ["run", str(tmp_path / "s"), "--out", str(out), "--redo", "two"])
+        run = CliRunner().invoke(
+            main, ["run", str(tmp_path / "s"), "--out", str(out), "--redo", "two", "--threads", "1"]
+        )
         assert run.exit_code == 0 and set(re.findall(r"^stage \d/5 (\w+):", run.output, re.M)) == {"two"}, run.output
         assert set(states(tmp_path / "s", out).values()) == {State.DONE}
     assert set(states(schedule(""), out).values()) == {State.DONE}, "what was trained first is there"

@@ -1,19 +1,14 @@
 """Every schedule in solvers/ goes through a rehearsal with made-up images: all stages, a stop and a resume, carry-over, snapshots,
 branches, evaluation, ensembles. ImageNet's in small device batches of 64 pixels."""
 
-import shutil
-import tempfile
-from collections.abc import Iterator
+import json
 from pathlib import Path
 
+import contract
 import pytest
-import torch
-from facade import Schedule, World
+from facade import Schedule
 
-import stagerun.tools.rehearse.measure as rehearsing
-from stagerun.comm import SoloComm
 from stagerun.language import load
-from stagerun.tools.rehearse.measure import Rehearsal, rehearse
 
 SOLVERS = Path(__file__).parents[2] / "solvers"
 SIDE = 64
@@ -39,31 +34,25 @@ def small_images(schedule: Schedule) -> list[str]:
     return words
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory where there is room for it: snapshots of a ResNet-50 are 200 MB, and each is awaited on its disk."""
-    memory = Path("/dev/shm")
-    if not memory.is_dir() or shutil.disk_usage(memory).free < 4 * 10**9:
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=memory) as made:
-        yield Path(made)
-
-
 @pytest.mark.parametrize("name", GALLERY)
-def test_a_rehearsal_goes_through_every_stage(name, folder, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setattr("stagerun.train.images.SYNTHETIC_IMAGES", 24)  # all of which each stage's evaluation looks at
-    schedule = load(SOLVERS / name, small_images(load(SOLVERS / name)))
-    asked = Rehearsal(iters=2, device_batch=4, synthetic=True)
-    events: list[object] = []
-    figures = rehearse(
-        schedule, asked, folder / "out", SoloComm(), World(), torch.device("cpu"), lambda: False, events.append
-    )
-    assert figures is not None
-    trained = {event.stage for event in events if isinstance(event, rehearsing.StageFinished)}
-    tested = {event.stage for event in events if isinstance(event, rehearsing.Tested)}
-    assert trained == tested == {stage.name for stage in schedule.stages}
-    assert {stage for cost in figures.costs for stage in cost.stages} == trained
-    losses = [event.loss for event in events if isinstance(event, rehearsing.Iterated)]
-    assert losses and all(0 < loss < 100 for loss in losses)
+def test_a_rehearsal_goes_through_every_stage(name, tmp_path):
+    sets = small_images(load(SOLVERS / name))
+    stages = {stage.name for stage in load(SOLVERS / name, sets).stages}
+    words = [
+        "rehearse",
+        SOLVERS / name,
+        "--synthetic",
+        "--iters",
+        2,
+        "--device-batch",
+        4,
+        "--nproc",
+        1,
+        "--out",
+        tmp_path / "out",
+    ]
+    done = contract.stagerun([*words, *(word for change in sets for word in ("--set", change))], tmp_path)
+    assert done.exit_code == 0, done.output
+    assert all(f"  {stage}: evaluated " in done.stdout for stage in stages)
+    figures = json.loads((tmp_path / "out" / "rehearsal.json").read_text())
+    assert {stage for cost in figures["costs"] for stage in cost["stages"]} == stages

@@ -88,7 +88,7 @@ def test_a_folder_of_two_stages_trains_to_the_weights_of_real_caffe(data: Path, 
     solvers = {f"solver_{name}.prototxt": GOLDEN / f"lenet_m09_{name}" / "solver.prototxt" for name in "AB"}
     schedule = imported(tmp_path / "caffe", data, "lenet.prototxt", readme, **solvers, **{weights.name: weights})
     sets = [word for stage in "AB" for change in HERE for word in ("--set", f"{stage}.{change}")]
-    done = contract.stagerun(["run", schedule, *sets, "--out", "run", "--nproc", 1], tmp_path)
+    done = contract.stagerun(["run", schedule, *sets, "--out", "run", "--nproc", 1, "--threads", 1], tmp_path)
     assert done.exit_code == 0, done.output
     # Caffe's rates are float32, 6e-8 on each; what that comes to grows on the way, as ties of max pooling fall otherwise.
     for name, most in (("A", 2e-5), ("B", 5e-4)):
@@ -96,18 +96,3 @@ def test_a_folder_of_two_stages_trains_to_the_weights_of_real_caffe(data: Path, 
         made = load_file(snapshot / "model.safetensors")
         for tensor, value in expected(GOLDEN / f"lenet_m09_{name}" / "end.caffemodel").items():
             np.testing.assert_allclose(made[tensor], value, rtol=0, atol=most, err_msg=f"{name} {tensor}")
-
-
-def test_weights_of_another_shape_stop_it_and_other_layers_are_passed_over(data: Path, tmp_path: Path) -> None:
-    """Caffe aborts at the one, and passes over the other."""
-    start = RUNS["lenet_m09_A"][1]
-    files = {"solver.prototxt": GOLDEN / "lenet_m09_A" / "solver.prototxt", start.name: start}
-    readme = f"caffe train --solver=solver.prototxt --weights={start.name}\n"
-    schedule = imported(tmp_path / "caffe", data, "lenet.prototxt", readme, **files)
-    net = schedule / "lenet.prototxt"
-    text = net.read_text()
-    for before, after, code in (('"ip2"', '"fc8"', 0), ("num_output: 64", "num_output: 65", 64)):
-        net.write_text(text.replace(before, after))
-        done = contract.stagerun(["plan", schedule, "--weights"], tmp_path)
-        assert done.exit_code == code, done.output
-    assert "`ip1.weight` 64 x 256 there and 65 x 256 here" in done.output

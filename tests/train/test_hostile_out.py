@@ -15,7 +15,6 @@ from facade import DataError, Event, ExitCode, Iterated, JsonLines, StorageError
 from nan_help import lives, make_data, make_schedule
 
 from stagerun.cli import main
-from stagerun.system.files import open_shared
 
 STRANGER = 65534
 
@@ -139,6 +138,13 @@ def test_every_command_says_what_is_wrong(what: str, finished: Path, tmp_path: P
     assert victim.read_text() == "the victim's file\n"
 
 
+def test_a_log_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to("file")
+    with pytest.raises(StorageError, match="is a link"):
+        JsonLines(tmp_path / "link", print)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="plants links as another user")
 @pytest.mark.parametrize("name", ["log.jsonl", "snapshots", "results", "tensorboard"])
 def test_a_run_writes_through_no_link_of_another_user(name: str, finished: Path, tmp_path: Path) -> None:
@@ -151,18 +157,6 @@ def test_a_run_writes_through_no_link_of_another_user(name: str, finished: Path,
     result = CliRunner().invoke(main, run)
     assert result.exit_code == ExitCode.PERMISSION, result.output
     assert f"{out / name} is a link that another user made" in result.output and not list(victim.iterdir())
-
-
-def test_what_is_shared_is_opened_only_where_it_is_a_file(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    (tmp_path / "link").symlink_to("file")
-    os.mkfifo(tmp_path / "fifo")
-    os.close(open_shared(tmp_path / "file"))
-    for name, words in (("link", "is a link"), ("fifo", "not a regular file"), (".", "not a regular file")):
-        with pytest.raises(OSError, match=words):
-            open_shared(tmp_path / name)
-    with pytest.raises(StorageError, match="is a link"):
-        JsonLines(tmp_path / "link", print)
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,26 @@ import numpy as np
 import pytest
 from caffe_layers import softmax_loss
 from click.testing import CliRunner
-from facade import DataError, Decoded, ListRecords, LmdbSource, Transform, caffe_pb2, net, preflight
+from contract import stagerun
+from facade import (
+    DataError,
+    Decoded,
+    ListRecords,
+    LmdbSource,
+    Loader,
+    Transform,
+    caffe_pb2,
+    net,
+    preflight,
+    training_loader,
+)
 from ignoring import BATCH, CLASSES, IGNORE, IGNORED, IMAGES, LABELS, PASSES, RATE, SIDE, UPDATES, written
 from safetensors.numpy import load_file
 
-from stagerun.base.net import Normalization
 from stagerun.cli import main
-from stagerun.data.index import save
-from stagerun.data.indexing import build
-from stagerun.data.pictures import Pictures
-from stagerun.data.sampling import order_of
 from stagerun.language import load
+
+Normalization = net.Normalization
 
 
 def pixels(folder: Path) -> np.ndarray:
@@ -95,11 +104,10 @@ def test_minus_one_may_be_ignored(tmp_path: Path) -> None:
 def test_an_ignored_image_is_of_no_class_that_is_drawn(tmp_path: Path) -> None:
     folder = written(tmp_path / "s", more="sampling: BALANCED")
     (folder / "schedule.prototxt").write_text("data { shuffle: true }" + (folder / "schedule.prototxt").read_text())
-    save(build(str(folder / "images")), str(folder / "images"))
+    assert stagerun(["data", "index", "images"], folder).exit_code == 0
     schedule = load(folder)
-    drawn = order_of(LmdbSource(str(folder / "images")), schedule, schedule.stages[0]).at(0, 300)
-    assert IGNORED not in {LABELS[i] for i in drawn}
-    assert len({LABELS[i] for i in drawn}) == CLASSES
+    drawn = training_loader(LmdbSource(str(folder / "images")), schedule, schedule.stages[0]).batch(0, 300)
+    assert sorted(set(drawn.labels.tolist())) == list(range(CLASSES))
 
 
 def test_what_one_stage_ignores_another_refuses_in_memory_too() -> None:
@@ -109,12 +117,22 @@ def test_what_one_stage_ignores_another_refuses_in_memory_too() -> None:
         for one, label in zip(pixels, [0, IGNORED, 2, -1], strict=True)
     ]
     records, memory = ListRecords(values, "images"), Decoded(4, SIDE, SIDE, 1)
-    assert Pictures(records, Transform(), 1, CLASSES, memory, ignored=IGNORED).open(1)[1] == IGNORED
-    assert Pictures(records, Transform(), 1, CLASSES, memory, ignored=-1).open(3)[1] == -1
+
+    def label(i: int, **ignored: int) -> int:
+        settings = {
+            "channels": 1,
+            "num_classes": CLASSES,
+            "train": False,
+            "shuffle": False,
+            "memory": memory,
+            **ignored,
+        }
+        return int(Loader(records, Transform(), **settings).batch(i, 1).labels[0])  # type: ignore[arg-type]
+
+    assert label(1, ignored=IGNORED) == IGNORED and label(3, ignored=-1) == -1
     assert memory.has(1) and memory.has(3)
-    assert Pictures(records, Transform(), 1, CLASSES, memory, ignored=IGNORED).open(1)[1] == IGNORED
-    other = Pictures(records, Transform(), 1, CLASSES, memory)
+    assert label(1, ignored=IGNORED) == IGNORED
     with pytest.raises(DataError, match=f"^images: record `.*`: the label is {IGNORED}, but num_classes is 3"):
-        other.open(1)
+        label(1)
     with pytest.raises(DataError, match="the label is -1, below 0"):
-        other.open(3)
+        label(3)

@@ -7,7 +7,6 @@ import cv2
 import jpeg_pictures
 import numpy as np
 import pytest
-from engine_help import CPU
 from facade import (
     Batch,
     DataError,
@@ -20,16 +19,13 @@ from facade import (
     RandomResizedCrop,
     Solver,
     Transform,
+    crop_size,
+    recipe,
     training_loader,
 )
 from test_spec_resolve import read
 
-from stagerun.base.order import EveryRecord
-from stagerun.base.recipe import CropSizeRamp, RandomAspectRatio
-from stagerun.engine.feed import Resident
-from stagerun.schedule.image_size import crop_size, epoch_images, ramped
-from stagerun.train import resident as runner
-
+CropSizeRamp = recipe.CropSizeRamp
 IMAGES, HEIGHT, WIDTH = 30, 40, 52
 RAMP = CropSizeRamp(start_size=16, start_epoch=1, end_epoch=3, multiple=8)
 # Batches of 12 of 30 images: 2.5 iterations to an epoch, so that updates lie across its end.
@@ -42,6 +38,12 @@ SIDES = [16] * 5 + [24] * 3 + [32] * 4
 
 
 # ---- the function
+
+
+def ramped(ramp: recipe.CropSizeRamp, last: int, epoch: int) -> int:
+    """The side in an epoch of one iteration."""
+    transform = Transform(crop_size=last, crop_size_ramp=ramp)
+    return crop_size(replace(SOLVER, epoch_iter=1, transform=transform), epoch) or 0
 
 
 # Epochs, start and end of the ramp (FACTS E1); sides of FFCV's get_resolution at each epoch in between.
@@ -83,7 +85,14 @@ def test_epochs_are_counted_exactly() -> None:
     """In doubles 1281167 / (1281167 / 300) is just below 300."""
     for images in (1281167, 50000, 9_007_199_254_740_991 // 10**6, 3):
         for batch in (1, 3, 300, 4096, 24576):
-            assert epoch_images(replace(SOLVER, batch_size=batch, epoch_iter=images / batch)) == images
+            ends = CropSizeRamp(start_size=16, start_epoch=batch - 1, end_epoch=batch)
+            solver = replace(
+                SOLVER,
+                batch_size=batch,
+                epoch_iter=images / batch,
+                transform=Transform(crop_size=32, crop_size_ramp=ends),
+            )
+            assert [crop_size(solver, i) for i in (images - 1, images)] == [16, 32]
     ramp = replace(SOLVER.transform, crop_size_ramp=CropSizeRamp(start_size=16, start_epoch=299, end_epoch=300))
     solver = replace(SOLVER, batch_size=300, epoch_iter=1281167 / 300, transform=ramp)
     assert [crop_size(solver, i) for i in (1281166, 1281167)] == [16, 32]
@@ -109,7 +118,7 @@ RAW = ListRecords([raw(p, i % 10) for i, p in enumerate(pictures())], "/raw")
 CODED = ListRecords([coded(p, i % 10) for i, p in enumerate(pictures())], "/coded")
 SCHEDULE = read()
 BOX = RandomResizedCrop(interp_mode=InterpMode.AUTO)
-CAFFE_BOX = RandomAspectRatio(
+CAFFE_BOX = recipe.RandomAspectRatio(
     min_area_ratio=0.2, max_area_ratio=1, aspect_ratio_change=0.75, max_attempt=10, interp_mode=InterpMode.CUBIC
 )
 RESIZE = RandomResize(min_size=33, max_size=60, interp_mode=InterpMode.AREA)
@@ -176,20 +185,3 @@ def test_images_too_small_for_the_largest_size_are_found_before_the_run() -> Non
     with pytest.raises(DataError, match="too small for crop_size: 48"):
         growing(0, little, replace(SOLVER, transform=shrinking)).preflight()
     growing(0, little).preflight()
-
-
-def test_on_the_device_they_are_cut_alike() -> None:
-    import torch
-
-    param = replace(SOLVER.transform, pad=2, cutout_size=7)
-    solver = replace(SOLVER, transform=param)
-    resident = Resident(torch.from_numpy(np.stack(pictures())), torch.arange(IMAGES, device=CPU) % 10)
-    loader = growing(1000, solver=solver)
-    cuts = runner.cuts(solver, EveryRecord(solver.random_seed, len(resident.labels), True), resident, asked(1000), 1000)
-    sides = []
-    for (position, count), made in zip(asked(1000), resident.batches(cuts, param.pad, False), strict=True):
-        batch = loader.batch(position, count)
-        np.testing.assert_array_equal(made.images.numpy(), batch.images)
-        np.testing.assert_array_equal(made.cutout, batch.cutout)
-        sides.append(made.images.shape[1])
-    assert sides == [side for side in SIDES for _ in range(3)]

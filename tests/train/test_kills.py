@@ -1,4 +1,5 @@
-"""`stagerun verify DIR`: what it refuses, what it compares, and that it finds different what is. Its runs are in tests/process/test_verify_kills.py."""
+"""`stagerun verify DIR`: what it compares, and that it finds different what is. Its runs: tests/process/test_verify_kills.py; what it refuses:
+tests/cases/verify.txt."""
 
 from pathlib import Path
 
@@ -11,24 +12,6 @@ from stagerun.language import load
 from stagerun.plan.rehearsal import enough_logical_workers, interruptible
 from stagerun.tools.verify.command import VerifyOptions
 from stagerun.tools.verify.kills import End, Life, Verdict, render, resumed
-
-
-@pytest.mark.parametrize(
-    ("more", "code", "text"),
-    [
-        (("--then-workers", 2), 64, "with `determinism: ELASTIC` alone\n  hint: write that into schedule.prototxt, or `--set determinism=ELASTIC`"),
-        (("--nproc", 5), 64, "5 workers are too many for stages"),
-        (("--iters", 1), 64, "--iters must be 2 or more"),
-        (("--kills", 0), 64, "--kills must be 1 or more"),
-        (("--device-batch", 9), 64, "more than the schedule's device_batch_size of 4"),
-        (("--set", "data.train.source=/nowhere"), 65, "`--synthetic` verifies with made-up images"),
-        (("--proofs", 2), 64, "is a schedule, and OUT is not given"),
-        (("--out", "out", "--kills", 2), 64, "--kills: "),
-    ],
-)  # fmt: skip
-def test_what_is_refused(base: Path, more: tuple[object, ...], code: int, text: str) -> None:
-    done = CliRunner().invoke(main, ["verify", str(base / "schedule"), *map(str, more)])
-    assert done.exit_code == code and text in done.output, done.output
 
 
 def test_it_is_not_for_a_launcher(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

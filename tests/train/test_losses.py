@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 import torch
 from engine_help import SOLVER
-from facade import Mixed, Mixture, Precision
+from facade import Mixed, Mixture, Precision, losses, recipe
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from stagerun.base.recipe import Loss, LossType, Normalization
-from stagerun.engine.losses import Binary, Distilled, Softmax, evaluation_loss
-
 Numbers = NDArray[np.float64]
+Loss, LossType, Normalization = recipe.Loss, recipe.LossType, recipe.Normalization
+Binary, Distilled, Softmax = losses.Binary, losses.Distilled, losses.Softmax
 IMAGES = torch.zeros(1, 3, 2, 2)
 
 
@@ -117,9 +116,9 @@ def test_an_evaluation_has_the_loss_without_smoothing_and_without_a_teacher() ->
     smooth = replace(SOLVER, label_smoothing=0.5)
     cross = nn.functional.cross_entropy(z, labels, reduction="none")
     for loss in (None, Loss(type=LossType.DISTILL, teacher="t"), Loss(type=LossType.PYTHON, function="a.py:b")):
-        assert torch.equal(evaluation_loss(replace(smooth, loss=loss))(z, labels), cross)
+        assert torch.equal(losses.evaluation_loss(replace(smooth, loss=loss))(z, labels), cross)
     each = nn.functional.binary_cross_entropy_with_logits(z, torch.eye(2)[labels], reduction="none")
     binary = Loss(type=LossType.BINARY)
-    torch.testing.assert_close(evaluation_loss(replace(smooth, loss=binary))(z, labels), each.sum(1))
+    torch.testing.assert_close(losses.evaluation_loss(replace(smooth, loss=binary))(z, labels), each.sum(1))
     full = replace(binary, normalization=Normalization.FULL)
-    torch.testing.assert_close(evaluation_loss(replace(smooth, loss=full))(z, labels), each.mean(1))
+    torch.testing.assert_close(losses.evaluation_loss(replace(smooth, loss=full))(z, labels), each.mean(1))

@@ -35,6 +35,8 @@ from facade import (
     TrainState,
     average,
     make_state,
+    recipe,
+    targets,
     train,
     update,
 )
@@ -42,11 +44,8 @@ from test_engine_loop import device_batches, stage_loop
 from test_plan import inventory, schedule, snapshot
 from torch import Tensor
 
-from stagerun.base.recipe import OnNan
-from stagerun.base.snapshots import how_far
 from stagerun.comm import SoloComm, make_reducer
 from stagerun.plan import State, make_plan
-from stagerun.plan.counting import place, targets
 
 CONV = replace(SOLVER, batch_size=24, device_batch_size=4, ema_decay=0.9)
 
@@ -179,7 +178,7 @@ def fresh() -> TrainState:
 
 
 def test_skipped_iterations_count_and_what_is_due_after_them_is_done() -> None:
-    loop = stage_loop(on_nan=OnNan.SKIP, max_nan=2, max_iter=7, test_interval=0)
+    loop = stage_loop(on_nan=recipe.OnNan.SKIP, max_nan=2, max_iter=7, test_interval=0)
     events = run_loop(loop, state := fresh(), {2, 3, 5})
     assert short(events) == ["1", "2", "SKIP 2", "SnapshotDue 3", "SKIP 3", "5", "SKIP 5", "SnapshotDue 6", "7"]
     failed = [e for e in events if isinstance(e, NotFinite)]
@@ -191,7 +190,7 @@ def test_skipped_iterations_count_and_what_is_due_after_them_is_done() -> None:
 
 
 def test_one_skip_too_many_in_a_row_ends_it_also_where_it_was_interrupted() -> None:
-    loop = stage_loop(on_nan=OnNan.SKIP, max_nan=2, snapshot=0, test_interval=0)
+    loop = stage_loop(on_nan=recipe.OnNan.SKIP, max_nan=2, snapshot=0, test_interval=0)
     assert short(run_loop(loop, fresh(), {2, 3, 4})) == ["1", "2", "SKIP 2", "SKIP 3", "STOP 4", "Diverged"]
     state = fresh()
     assert short(run_loop(loop, state, {2, 3, 4}, stop=lambda: state.iter >= 3)) == [
@@ -208,7 +207,7 @@ def test_one_skip_too_many_in_a_row_ends_it_also_where_it_was_interrupted() -> N
 
 
 def test_a_stage_of_which_nothing_is_left_is_none_where_it_is_stopped_either_and_a_piece_may_be() -> None:
-    loop = stage_loop(on_nan=OnNan.SKIP, max_nan=9, max_iter=3, test_interval=0)
+    loop = stage_loop(on_nan=recipe.OnNan.SKIP, max_nan=9, max_iter=3, test_interval=0)
     state = fresh()
     assert short(run_loop(loop, state, {0, 1, 2}, lambda: state.iter == 2)) == [
         "SKIP 0",
@@ -220,7 +219,7 @@ def test_a_stage_of_which_nothing_is_left_is_none_where_it_is_stopped_either_and
 
 
 def test_a_rollback_leaves_the_loop_and_too_many_end_it() -> None:
-    loop = stage_loop(on_nan=OnNan.ROLLBACK, max_nan=2, snapshot=0, test_interval=0)
+    loop = stage_loop(on_nan=recipe.OnNan.ROLLBACK, max_nan=2, snapshot=0, test_interval=0)
     state = fresh()
     state.rollbacks = 1
     assert short(run_loop(loop, state, {4})) == ["1", "2", "3", "4", "ROLLBACK 4"]
@@ -239,7 +238,7 @@ def test_weights_that_an_update_has_spoiled_are_a_failure_where_a_snapshot_is_du
         """Each of the two is a number, and gradients and weights are; their product is none."""
         return lambda i: Knobs(1e300, 0.9, 1e300) if i == at else Knobs(0.01, 0.9, 0.0)
 
-    loop = stage_loop(on_nan=OnNan.ROLLBACK, max_nan=2, max_iter=7, test_interval=0)
+    loop = stage_loop(on_nan=recipe.OnNan.ROLLBACK, max_nan=2, max_iter=7, test_interval=0)
     state = fresh()
     stop = lambda: stops and state.iter >= 2  # noqa: E731
     events = run_loop(replace(loop, knobs=burst(2)), state, set(), stop)
@@ -265,7 +264,6 @@ def test_what_was_trained_after_a_rollback_is_further_than_what_was_given_up() -
     of = schedule()
     first = of.stages[0].name
     given_up, after = ref(4, attempt=2), ref(3, skipped=40, attempt=3)
-    assert how_far(after) > how_far(given_up) > how_far(ref(3))
     planned = make_plan(of, inventory(ref(2), given_up, after)).stages[0]
     assert (planned.state, planned.iter, planned.skipped) == (State.RESUME, 3, 40), first
     end = ref(of.stages[0].solver.max_iter)
@@ -291,5 +289,3 @@ def test_a_rollback_goes_to_scheduled_snapshots_of_its_own_way() -> None:
     assert found(0, 3) == [(0, 2)] and found(0, 3, (3,)) == [(0, 3), (0, 2)]
     assert found(40, 5) == [(40, 4), (0, 6), (0, 4), (0, 2)]
     assert found(0, 1) == []
-    assert [place(iter, 4, (6,)) for iter in (3, 4, 5, 6, 7, 8)] == [0, 4, 4, 6, 6, 8]
-    assert [place(iter, 0, ()) for iter in (0, 9)] == [0, 0]

@@ -19,12 +19,12 @@ from facade import (
     SnapshotWritten,
     StageFinished,
     Stopped,
+    caffe_file,
 )
 from nan_help import lives, make_data, make_schedule, same, states_alive
 from processes import ends
 
 from stagerun import store
-from stagerun.base.caffe_file import layer_bytes, net_bytes, state_bytes
 from stagerun.cli import main
 from stagerun.language import load
 from stagerun.plan import make_plan
@@ -123,9 +123,9 @@ def test_back_to_where_a_solverstate_began(tmp_path: Path, data: Path) -> None:
     text = (folder / "schedule.prototxt").read_text()
     (folder / "schedule.prototxt").write_text("\n".join(one for one in text.splitlines() if "model {" not in one))
     ip, norm = [np.zeros((10, 144), np.float32), np.zeros(10, np.float32)], [np.zeros(1, np.float32)] * 3
-    layers = [(layer_bytes("norm", "BatchNorm"), norm), (layer_bytes("ip", "InnerProduct"), ip)]
-    (folder / "x.caffemodel").write_bytes(net_bytes("n", layers))
-    (folder / "x.solverstate").write_bytes(state_bytes(4, "x.caffemodel", [*norm, *ip]))
+    layers = [(caffe_file.layer_bytes("norm", "BatchNorm"), norm), (caffe_file.layer_bytes("ip", "InnerProduct"), ip)]
+    (folder / "x.caffemodel").write_bytes(caffe_file.net_bytes("n", layers))
+    (folder / "x.solverstate").write_bytes(caffe_file.state_bytes(4, "x.caffemodel", [*norm, *ip]))
     both = {workers: lives(folder, tmp_path / f"out{workers}", workers) for workers in (1, 2)}
     assert done(both[2]) == done(both[1]) == [*map(str, range(5, 11)), "ROLLBACK 10", *map(str, range(5, 12))]
     one, two = ([e.loss for e in events if isinstance(e, Iterated)] for events in both.values())

@@ -7,13 +7,10 @@ import numpy as np
 import pytest
 import torch
 from drawn import examples
-from facade import UsageError, net
+from facade import LAYERS, UsageError, losses, net
 from hypothesis import given
 from hypothesis import strategies as st
 from net_texts import between, net_from, only
-
-from stagerun.models.net.layers import LAYERS
-from stagerun.models.net.losses import loss_of
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -236,7 +233,7 @@ def test_softmax_with_loss(seed, ignored, normalization, fixed, weight):
     )
     wanted, gradient = caffe.softmax_loss(settings, logits, labels)
     z = torch.tensor(logits, requires_grad=True)
-    loss = weight * loss_of(settings, z, torch.tensor(labels), 0.0)
+    loss = losses.OfNet((settings,))(z, torch.tensor(labels), None, z)
     loss.backward()
     assert loss.item() == pytest.approx(wanted, rel=1e-12, abs=1e-13)
     np.testing.assert_allclose(z.grad.numpy(), gradient, atol=1e-12)

@@ -1,20 +1,19 @@
 """Whole nets of Caffe's, written by hand: order, in-place layers, BatchNorm, several losses, phases, blobs that are shared."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import caffe_layers as caffe
 import numpy as np
 import pytest
+import stored_help
 import torch
 import torch.nn.functional as F
-from facade import Mixed, Mixture, ParamKind, Solver, UsageError, make_state, net
+from facade import Mixed, Mixture, Model, ParamKind, Solver, UsageError, kind_of, losses, make_state, net
 from net_texts import DATA, net_from, only
+from safetensors.torch import load_file
 
-from stagerun.engine.export import Deployed, Pixels, for_rgb, to_onnx
-from stagerun.engine.losses import OfNet
-from stagerun.engine.losses import loss_of as loss_of_stage
-from stagerun.engine.parameters import kind_of, trained_parameters
-from stagerun.models.net import build, losses
+from stagerun.models import build
 
 SHAPE = (3, 6, 6)
 FILLED = 'weight_filler { type: "gaussian" std: 0.5 }'
@@ -41,6 +40,12 @@ def made(*layers: str, shape: tuple[int, int, int] = SHAPE) -> net.Net:
     return net_from(DATA + "".join(layers), shape)
 
 
+def network_of(*layers: str, shape: tuple[int, int, int] = SHAPE, classes: int = 5) -> torch.nn.Module:
+    text = made(*layers, shape=shape).text
+    model = Model(name="x", num_classes=classes, net=text, input_shape=shape, moving_average_fraction=None, eps=None)
+    return build(model)
+
+
 def images(count: int = 4) -> torch.Tensor:
     return torch.randn(count, *SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
@@ -62,8 +67,8 @@ NORMED = (CONV, NORM, SCALE, RELU, inner("fc"), loss())
 
 def test_a_layer_sees_its_bottom_as_it_is_at_its_place():
     """`early` reads the map before the ReLU in place, `late` after it."""
-    network = build(
-        made(CONV, inner("early"), RELU, inner("late"), layer("Eltwise", "sum", "early late", "fc"), loss())
+    network = network_of(
+        CONV, inner("early"), RELU, inner("late"), layer("Eltwise", "sum", "early late", "fc"), loss()
     ).double()
     w = dict(network.named_parameters())
     x = F.conv2d(images(), w["conv.weight"], w["conv.bias"], padding=1).flatten(1)
@@ -74,14 +79,14 @@ def test_a_layer_sees_its_bottom_as_it_is_at_its_place():
 
 def test_blobs_of_one_name_are_one_parameter():
     a, b = (inner(name, "data", inside='param { name: "w" }') for name in "ab")
-    network = build(made(a, b, layer("Eltwise", "sum", "a b", "fc"), loss())).double()
+    network = network_of(a, b, layer("Eltwise", "sum", "a b", "fc"), loss()).double()
     (weight,) = network.parameters()
     assert torch.allclose(network(images()), 2 * images().flatten(1) @ weight.T)
 
 
 def test_images_of_another_size_are_refused_where_a_weight_counts_them():
     with pytest.raises(UsageError, match="layer `fc` takes 144 numbers of an image, and gets 4 x 8 x 8"):
-        build(made(*NORMED))(torch.zeros(1, 3, 8, 8))
+        network_of(*NORMED)(torch.zeros(1, 3, 8, 8))
 
 
 # -- BatchNorm
@@ -89,7 +94,7 @@ def test_images_of_another_size_are_refused_where_a_weight_counts_them():
 
 def test_batch_norm_and_scale_have_caffes_numbers():
     read = made(*NORMED)
-    network = build(read).double()
+    network = network_of(*NORMED).double()
     w = {name: tensor.detach() for name, tensor in network.named_parameters()}
     maps = caffe.convolution(only(read, "conv").settings, [images()], [w["conv.weight"], w["conv.bias"]])
     normed, mean, variance = caffe.batch_norm(maps, only(read, "bn").settings.eps)
@@ -103,13 +108,13 @@ def test_batch_norm_and_scale_have_caffes_numbers():
 
 def test_batch_norm_backward_is_caffes():
     rng = np.random.default_rng(1)
-    read = made(
-        NORM.replace('bottom: "x"', 'bottom: "data"'), layer("Flatten", "flat", "x", "fc"), loss(), shape=(3, 2, 5)
-    )
+    text = NORM.replace('bottom: "x"', 'bottom: "data"'), layer("Flatten", "flat", "x", "fc"), loss()
+    network = network_of(*text, shape=(3, 2, 5), classes=30).double()
+    eps = only(made(*text, shape=(3, 2, 5)), "bn").settings.eps
     ours, theirs = (torch.tensor(rng.standard_normal((4, 3, 2, 5)), requires_grad=True) for _ in "ab")
     theirs.data.copy_(ours.data)
     g = torch.tensor(rng.standard_normal((4, 30)))
-    answer, wanted = build(read).double()(ours), caffe.batch_norm(theirs, only(read, "bn").settings.eps)[0].flatten(1)
+    answer, wanted = network(ours), caffe.batch_norm(theirs, eps)[0].flatten(1)
     answer.backward(g)
     wanted.backward(g)
     torch.testing.assert_close(answer, wanted, rtol=1e-12, atol=1e-12)
@@ -118,7 +123,7 @@ def test_batch_norm_backward_is_caffes():
 
 def test_one_number_per_channel_is_normalised_to_zero():
     """Where torch raises, Caffe's variance is 0 and has no correction."""
-    network = build(made(inner("ip", "data", "x"), NORM.replace('top: "x"', 'top: "fc"'), loss())).double()
+    network = network_of(inner("ip", "data", "x"), NORM.replace('top: "x"', 'top: "fc"'), loss()).double()
     x = images(1)
     answer = network(x)
     answer.sum().backward()
@@ -134,7 +139,7 @@ def test_global_statistics_as_each_phase_says():
 
     def drawn(*norms: str) -> torch.nn.Module:
         torch.manual_seed(1)
-        network = build(made(CONV, *norms, *NORMED[2:])).double()
+        network = network_of(CONV, *norms, *NORMED[2:]).double()
         network.bn.running_mean.fill_(0.5)
         network.bn.running_var.fill_(2.0)
         return network
@@ -149,29 +154,46 @@ def test_global_statistics_as_each_phase_says():
 # -- for other programs
 
 
+def snapshot(folder: Path, *layers: str) -> Path:
+    """Of such a net with fresh weights."""
+    folder.mkdir()
+    (folder / "net.prototxt").write_text(DATA + "".join(layers))
+    settings = "mean_value: 110 scale: 0.01 crop_size: 6"
+    transform = f"transform_param {{ {settings} }} test_transform_param {{ {settings} }}"
+    schedule = stored_help.make_schedule(folder, 'caffe_net: "net.prototxt" num_classes: 5 channels: 3', transform)
+    return stored_help.make_snapshot(folder / "out", schedule)
+
+
 @pytest.mark.long
-def test_a_net_exported_to_onnx_answers_alike_for_any_batch():
+def test_a_net_exported_to_onnx_answers_alike_for_any_batch(tmp_path: Path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pool = layer("Pooling", "pool", inside="pooling_param { pool: AVE kernel_size: 3 stride: 2 pad: 2 }", top="y")
     lrn = layer("LRN", "lrn", top="l", inside="lrn_param { alpha: 0.5 }")
     text = "".join((*NORMED[:4], lrn, pool.replace('"x"', '"l"'), inner("fc", "y"), loss()))
     for name, awkward in (("conv", "train"), ("scale", "s."), ("bn", ""), ("fc", "a..b")):
         text = text.replace(f'name: "{name}"', f'name: "{awkward}"')
-    network = build(made(text)).eval()
-    data = to_onnx(Deployed(network, Pixels("BGR", (110.0,) * 3, 0.01, (1.0,) * 3, False)), 3, 6, {})
+    folder = snapshot(tmp_path / "s", text)
+    done = stored_help.stagerun("export", folder, "--onnx", "--output", tmp_path / "x.onnx")
+    assert done.exit_code == 0, done.output
     pixels = np.random.default_rng(1).integers(0, 256, (5, 6, 6, 3), dtype=np.uint8)
-    (found,) = onnxruntime.InferenceSession(data).run(None, {"images": pixels})
+    (found,) = onnxruntime.InferenceSession((tmp_path / "x.onnx").read_bytes()).run(None, {"images": pixels})
+    network = network_of(text).eval()
+    network.load_state_dict(load_file(folder / "model.safetensors"))
     wanted = network((torch.tensor(pixels).permute(0, 3, 1, 2).float() - 110) * 0.01)
     np.testing.assert_allclose(found, wanted.detach().numpy(), rtol=1e-4, atol=1e-4)
 
 
-def test_a_net_for_rgb_has_the_weights_of_what_takes_the_images_turned():
-    network, x = build(made(*NORMED)).double().eval(), images()
+def test_a_net_for_rgb_has_the_weights_of_what_takes_the_images_turned(tmp_path: Path):
+    folder, file = snapshot(tmp_path / "s", *NORMED), tmp_path / "x.safetensors"
+    assert stored_help.stagerun("export", folder, "--safetensors", "--rgb", "--output", file).exit_code == 0
+    network, x = network_of(*NORMED).double().eval(), images()
+    network.load_state_dict(load_file(folder / "model.safetensors"))
     wanted = network(x)
-    network.load_state_dict(for_rgb(network.state_dict(), network))
+    network.load_state_dict(load_file(file))
     assert torch.allclose(network(x.flip(1)), wanted)
-    with pytest.raises(UsageError, match="another layer than a convolution"):
-        for_rgb({}, build(made(inner("fc", "data"), loss())))
+    other = snapshot(tmp_path / "other", inner("fc", "data"), loss())
+    refused = stored_help.stagerun("export", other, "--safetensors", "--rgb", "--output", tmp_path / "y")
+    assert refused.exit_code == 64 and "another layer than a convolution" in refused.stderr
 
 
 # -- several losses
@@ -181,11 +203,12 @@ TWO = (CONV, inner("aux"), loss("aux", "loss_weight: 0.25"), RELU, inner("fc"), 
 
 
 def test_auxiliary_losses_train_and_an_evaluation_has_the_main_logits():
-    network = build(made(*TWO)).double()
+    network = network_of(*TWO).double()
     labels = torch.tensor([0, 1, 2, 3])
     main, *each = network(images())
     assert each[1] is main or torch.equal(each[1], main)
-    objective = loss_of_stage(SOLVER, of_net=losses(made(*TWO)))
+    of_net = [one.settings for one in made(*TWO).train.layers if isinstance(one.settings, net.SoftmaxWithLoss)]
+    objective = losses.loss_of(SOLVER, of_net=of_net)
     found = objective((main, *each), labels, None, images())
     wanted = 0.25 * F.cross_entropy(each[0], labels) + F.cross_entropy(main, labels)
     assert found.item() == pytest.approx(wanted.item(), rel=1e-14)
@@ -199,8 +222,8 @@ def test_mixed_images_smoothing_and_class_weights_count_in_each_loss():
     labels, partners = torch.tensor([0, 1, 2, 3]), torch.tensor([1, 0, 3, 2])
     by_class = torch.tensor([1.0, 2, 3, 4, 5], dtype=torch.float64)
     mixed = Mixed(Mixture(0.25, partners.numpy()), partners)
-    ofnet = OfNet((net.SoftmaxWithLoss(loss_weight=2.0),), 0.1, by_class)
-    usual = loss_of_stage(replace(SOLVER, label_smoothing=0.1, class_weight=(1.0, 2, 3, 4, 5)))
+    ofnet = losses.OfNet((net.SoftmaxWithLoss(loss_weight=2.0),), 0.1, by_class)
+    usual = losses.loss_of(replace(SOLVER, label_smoothing=0.1, class_weight=(1.0, 2, 3, 4, 5)))
     usual = replace(usual, class_weight=by_class)
     found, wanted = ofnet(logits, labels, mixed, logits), usual(logits, labels, mixed, logits)
     assert found.item() == pytest.approx(2 * wanted.item(), rel=1e-14)
@@ -210,44 +233,47 @@ def test_what_no_loss_depends_on_has_no_gradient_and_what_is_of_the_test_alone_s
     """A BatchNorm that nothing needs doesn't move."""
     branch = NORM.replace('"bn"', '"dead"').replace('top: "x"', 'top: "dead"'), inner("deader", "dead")
     late = inner("late", inside="include { phase: TEST }")
-    network = build(made(*NORMED, *branch, late))
-    trained = [p.name for p in trained_parameters(network, ())]
-    assert "deader.weight" in trained and "late.weight" not in trained
+    network = network_of(*NORMED, *branch, late)
     state = make_state(network, SOLVER, torch.device("cpu"))
+    trained = [p.name for p in state.solver.parameters]
+    assert "deader.weight" in trained and "late.weight" not in trained
     assert state.statistics.layers == [network.bn]
 
 
 # -- fillers
 
 
-def filled(shape: tuple[int, ...], **settings) -> torch.Tensor:
+def filled(kind: str, shape: tuple[int, int, int], inside: str, filler: str) -> torch.Tensor:
+    """The weights of a layer that looks at images of a shape."""
     torch.manual_seed(1)
-    read = made(inner("fc", "data"), loss())
-    blob = net.Blob(name="fc.weight", shape=shape, filler=net.Filler(**settings))
-    layers = [replace(one, blobs=(blob,)) if one.name == "fc" else one for one in read.train.layers]
-    phase = replace(read.train, layers=tuple(layers))
-    return build(replace(read, train=phase, test=phase)).fc.weight.detach()
+    holder = {"InnerProduct": "inner_product_param", "Scale": "scale_param"}.get(kind, "convolution_param")
+    word = "filler" if kind == "Scale" else "weight_filler"
+    text = layer(kind, "it", "data", "x", f"{holder} {{ {inside} {word} {{ {filler} }} }}")
+    return network_of(text, inner("fc"), loss(), shape=shape).it.weight.detach()
 
 
 def test_sparse_gaussian_keeps_a_weight_with_the_probability_of_sparse_over_outputs():
-    found = filled((50, 2000), type="gaussian", std=2.0, sparse=10)
+    found = filled("InnerProduct", (2000, 1, 1), "num_output: 50", 'type: "gaussian" std: 2 sparse: 10')
     assert (found != 0).float().mean().item() == pytest.approx(0.2, abs=0.005)
     assert found[found != 0].std().item() == pytest.approx(2.0, rel=0.02)
 
 
 def test_positive_unitball_sums_to_one_for_each_output():
-    found = filled((7, 3, 4, 5), type="positive_unitball")
+    found = filled("Convolution", (3, 6, 6), "num_output: 7 kernel_h: 4 kernel_w: 5", 'type: "positive_unitball"')
     assert (found > 0).all() and torch.allclose(found.flatten(1).sum(1), torch.ones(7))
 
 
 @pytest.mark.parametrize(("width", "row"), [(2, [0.5, 0.5]), (3, [0.5, 1, 0.5]), (4, [0.25, 0.75, 0.75, 0.25])])
 def test_bilinear_interpolates(width, row):
-    found = filled((2, 1, width, width), type="bilinear")
+    found = filled(
+        "Deconvolution", (2, 6, 6), f"num_output: 2 group: 2 kernel_size: {width} bias_term: false", 'type: "bilinear"'
+    )
     assert torch.equal(found[1, 0], torch.outer(*[torch.tensor(row)] * 2))
 
 
 def test_fans_are_counted_from_the_blobs_own_shape():
     """An InnerProduct that is stored transposed has its inputs first, and Caffe counts as if they were outputs."""
-    assert filled((30, 1000), type="xavier").abs().max().item() == pytest.approx((3 / 1000) ** 0.5, rel=0.01)
-    assert filled((1000, 30), type="xavier").abs().max().item() == pytest.approx((3 / 30) ** 0.5, rel=0.01)
-    assert filled((), type="constant", value=0.25).item() == 0.25
+    for transposed, inputs in (("false", 1000), ("true", 30)):
+        found = filled("InnerProduct", (1000, 1, 1), f"num_output: 30 transpose: {transposed}", 'type: "xavier"')
+        assert found.abs().max().item() == pytest.approx((3 / inputs) ** 0.5, rel=0.01)
+    assert filled("Scale", (3, 6, 6), "axis: 1 num_axes: 0", 'type: "constant" value: 0.25').item() == 0.25

@@ -9,17 +9,14 @@ import pytest
 import tiny
 import torch
 from click.testing import CliRunner
-from facade import WEIGHTS, Model, Note, RecipeError, UsageError, decode, open_snapshot
+from facade import WEIGHTS, BatchStatistics, Model, Note, RecipeError, Sources, Trust, UsageError, decode, open_snapshot
 from test_run_trees import go
 from torch import nn
 
-from stagerun.base.code import Sources
+from stagerun import manual
 from stagerun.cli import main
-from stagerun.engine.averages import BatchStatistics
 from stagerun.language import load
-from stagerun.manual.pages import FOLDER
 from stagerun.models import build
-from stagerun.train.stored import Trust
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "own_network.txt"
 ALONE = ("--nproc", 1, "--threads", 1)
@@ -261,7 +258,7 @@ def test_a_stage_without_anything_to_train_is_refused_before_another_is_trained(
 
 
 def test_the_manuals_example_trains(data: Path, tmp_path: Path) -> None:
-    page = (FOLDER / "your-own-network.md").read_text()
+    page = (Path(manual.__file__).parent / "your-own-network.md").read_text()
     example = page[page.index("<!-- example: mynet.py -->") :].split("```python\n")[1].split("```")[0]
     folder = make(tmp_path / "own", data, example, "args { width: 8 dropout: 0.1 }")
     go(folder, tmp_path / "out", "main.max_iter=1", "end.max_iter=1")

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import audited
 import pytest
 import stored_help
 import torch
@@ -18,6 +19,7 @@ from facade import (
     Schedule,
     SnapshotFailed,
     SnapshotRef,
+    Snapshotter,
     SnapshotWritten,
     StagerunError,
     StorageError,
@@ -27,8 +29,6 @@ from facade import (
 from stagerun import store
 from stagerun.language import load
 from stagerun.store import LocalDisk
-from stagerun.tools.status import snapshots as tending
-from stagerun.train.snapshotter import Snapshotter
 
 DISK = LocalDisk()
 SCHEDULE = """name: "pins"
@@ -131,16 +131,18 @@ def test_a_pin_that_comes_while_the_snapshot_is_deleted_gives_it_back(keeper: Ke
     assert names(keeper) == ["main-1"]
 
 
-def test_a_pin_that_comes_too_late_is_taken_off_and_said(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pin_that_comes_too_late_is_taken_off_and_said(keeper: Keeper) -> None:
     old = commit(keeper, 1)
     commit(keeper, 2)
-    found = store.inventory(DISK, keeper.out)
-    store.discard(DISK, keeper.out, old.name)
-    assert not store.pin(DISK, keeper.out, old.name)
-    assert store.pins(DISK, keeper.out) == frozenset()
-    monkeypatch.setattr(tending.store, "inventory", lambda disk, out: found)  # it looked just before
-    done = snapshots(keeper.out, "--pin", old.name)
+    pin = str(keeper.out / "pins" / old.name)
+
+    def deleted() -> None:
+        assert store.discard(DISK, keeper.out, old.name)
+
+    with audited.once("open", lambda path, *_: str(path) == pin, deleted):
+        done = snapshots(keeper.out, "--pin", old.name)
     assert done.exit_code == 64 and "was deleted just now by the run, and is not pinned" in done.stderr
+    assert store.pins(DISK, keeper.out) == frozenset()
 
 
 def test_a_run_killed_between_the_deletion_and_the_pin_loses_nothing(keeper: Keeper) -> None:

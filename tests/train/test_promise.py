@@ -1,4 +1,4 @@
-"""BIT-EXACT or EQUIVALENT: said wherever something goes on, with each reason; and which images an update has, whoever computes it."""
+"""BIT-EXACT or EQUIVALENT, said with each reason wherever something goes on; what of it is refused, and what is recorded for it."""
 
 import shutil
 from dataclasses import replace
@@ -8,14 +8,16 @@ import pytest
 import small
 import tiny
 import torch
-from facade import Determinism, Note, ResumeRefused, Schedule, SnapshotRef, environment_of, same_set
+from engine_help import Threads
+from facade import Determinism, Note, ResumeRefused, Schedule, SnapshotRef, World, environment_of, same_set
 from test_plan_trees import SCHEDULE, inventory, on_disk, schedule, snapshot
 from test_run_trees import command
 
 from stagerun.base.snapshots import TRAINING_SET
-from stagerun.engine.device import differences, environment
+from stagerun.comm import Comm, SoloComm, layout_of, make_reducer
+from stagerun.engine.device import RECORDED_SINCE, choose_device, differences, environment
 from stagerun.plan import Plan, State, make_plan, require_fresh
-from stagerun.train.environment import promise, require_exact
+from stagerun.train.environment import promise, require_exact, require_same
 
 CPU = torch.device("cpu")
 TRAIN = 'train { source: "/d/train" images: 1000 }'
@@ -182,22 +184,94 @@ def test_a_stage_that_ended_on_other_images_is_not_trained_again_from_its_midst_
     assert end and main.state is State.STALE and "the training images have changed" in main.why
 
 
-@pytest.mark.parametrize(("before", "after", "reasons"), [
-    (("A (x/1/2)", "avx2 avx512_bf16"), ("A (x/1/2)", "avx2 amx_tile"), ["processor flags: avx512_bf16 missing, amx_tile added"]),
-    (("A (x/1/2)", "avx2"), ("B (x/1/3)", "avx2"),
-     ["processor: A (x/1/2) -> B (x/1/3), with the same flags, but libraries look at the model, too"]),
-    (("A (x/1/2)", "avx2"), ("B (y/1/3)", "none"), ["processor: A (x/1/2) -> B (y/1/3)", "processor flags: avx2 missing"]),
-    (("A (x/1/2)", "avx2"), ("unknown", "unknown"), ["processor: A (x/1/2) -> unknown"]),
-    (("unknown", "unknown"), ("unknown", "unknown"), ["processor: unknown -> unknown"]),
-    (None, ("A (x/1/2)", "avx2"), ["math settings, processor, processor flags: unknown, made by a stagerun that didn't record that"]),
-])  # fmt: skip
-def test_another_processor_is_a_reason(
-    before: tuple[str, str] | None, after: tuple[str, str], reasons: list[str]
-) -> None:
-    def of(pair: tuple[str, str]) -> dict[str, str]:
-        return {"threads": "1", "processor": pair[0], "processor flags": pair[1], "math settings": "none"}
+def of_processor(name: str, flags: str) -> dict[str, str]:
+    return {"threads": "1", "processor": name, "processor flags": flags, "math settings": "none"}
 
-    assert differences(of(before) if before else {"threads": "1"}, of(after), elastic=False) == reasons
+
+A, UNKNOWN = of_processor("A (x/1/2)", "avx2"), of_processor("unknown", "unknown")
+TORCH = {"torch": "2.13.0", "workers": "2"}
+COLOURS = {"colour library": "torchvision 0.24, pillow 12.0"}
+
+
+@pytest.mark.parametrize(("before", "after", "elastic", "reasons"), [
+    (of_processor("A (x/1/2)", "avx2 avx512_bf16"), of_processor("A (x/1/2)", "avx2 amx_tile"), False,
+     ["processor flags: avx512_bf16 missing, amx_tile added"]),
+    (A, of_processor("B (x/1/3)", "avx2"), False,
+     ["processor: A (x/1/2) -> B (x/1/3), with the same flags, but libraries look at the model, too"]),
+    (A, of_processor("B (y/1/3)", "none"), False, ["processor: A (x/1/2) -> B (y/1/3)", "processor flags: avx2 missing"]),
+    (A, UNKNOWN, False, ["processor: A (x/1/2) -> unknown"]),
+    (UNKNOWN, UNKNOWN, False, ["processor: unknown -> unknown"]),
+    ({"threads": "1"}, A, False, ["math settings, processor, processor flags: unknown, made by a stagerun that didn't record that"]),
+    (TORCH, TORCH, False, []),
+    (TORCH, TORCH | {"workers": "3"}, False, ["workers: 2 -> 3"]),
+    (TORCH, TORCH | {"workers": "3"}, True, []),
+    (TORCH, {"workers": "2"}, True, ["torch: 2.13.0 -> none"]),
+    # A snapshot of an older stagerun, or of a parent that changes colours; and the other way round.
+    (TORCH | COLOURS, TORCH, False, []),
+    (TORCH, TORCH | COLOURS, False, []),
+    (TORCH | COLOURS, TORCH | {"colour library": "none"}, False, [f"colour library: {COLOURS['colour library']} -> none"]),
+])  # fmt: skip
+def test_two_environments_differ_by_what_both_recorded(
+    before: dict[str, str], after: dict[str, str], elastic: bool, reasons: list[str]
+) -> None:
+    assert differences(before, after, elastic) == reasons
+
+
+@pytest.mark.parametrize("determinism", list(Determinism))
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_recorded_layout_is_that_of_the_reducer(determinism: Determinism, workers: int) -> None:
+    def made(comm: Comm) -> str:
+        return make_reducer(determinism, [torch.nn.Parameter(torch.zeros(3))], comm, 4).layout
+
+    layouts = [made(SoloComm())] if workers == 1 else Threads(workers).run(made)
+    assert set(layouts) == {layout_of(determinism, workers)}
+    of = replace(schedule(), determinism=determinism)
+    known = environment_of(of, of.stages[0], CPU, workers)
+    assert environment(CPU, workers, layouts[0]).items() <= known.items()
+
+
+# -- a stretch that is trained again for a branch, below which finished stages hang
+
+GONE = ("main@12", "b_y@4")  # `b_x` came from there, and `b_y` is to start there
+
+
+def left(of: Schedule) -> list[SnapshotRef]:
+    return [ref for place, ref in on_disk(of).items() if place not in GONE]
+
+
+def refusal(plan: Plan) -> ResumeRefused:
+    with pytest.raises(ResumeRefused) as caught:
+        require_same(plan, CPU, workers=2)
+    return caught.value
+
+
+def test_what_an_older_snapshot_did_not_record_refuses_nothing() -> None:
+    of = replace(schedule(), sets={"/d/train": "1000 records, sample aa"})
+    before = {name: value for name, value in now(of).items() if name not in RECORDED_SINCE}
+    old = [replace(ref, environment=before) for ref in left(of)]
+    found = make_plan(of, inventory(old))
+    assert found.lost and found.pieces
+    require_same(found, CPU, workers=2)
+    other = [replace(ref, environment=before | {"threads": "77"}) for ref in old]
+    assert "processor" not in refusal(make_plan(of, inventory(other))).message
+
+
+def test_with_elastic_a_stretch_is_trained_again_by_any_number_of_workers() -> None:
+    of = schedule(SCHEDULE + "determinism: ELASTIC\n")
+    require_same(plan(of, left(of), workers="1"), CPU, workers=2)
+    assert "  threads: 77 -> " in refusal(plan(of, left(of), workers="1", threads="77")).message
+
+
+@pytest.mark.parametrize(
+    "changed", [{"workers": "3"}, {"workers": "1", "reducer": "solo", "threads": "77"}, {"torch": "2.0"}]
+)
+def test_what_would_make_a_finished_stage_stale_is_named(changed: dict[str, str]) -> None:
+    refused = refusal(plan(schedule(), left(schedule()), **changed))
+    assert all(f"  {name}: {value} -> " in refused.message for name, value in changed.items())
+    assert "`--redo b_x` goes on here" in refused.hint
+
+
+# -- what a run finds
 
 
 def replace_by(folder: Path, other: Path, first: int) -> None:
@@ -244,3 +318,12 @@ def test_a_library_that_only_some_stages_need_is_no_other_environment(tmp_path: 
     out = tmp_path / "out"
     said = command("run", of, "--out", out, "--nproc", 1, "--threads", 1, "--require-bit-exact")
     assert "EQUIVALENT" not in said and len(list((out / "results").glob("*"))) == 4, said
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_gpu_is_deterministic_where_something_is_trained_on_it(exact: bool) -> None:
+    """An evaluation has cuDNN search for the fastest way."""
+    torch.use_deterministic_algorithms(False)
+    assert choose_device(World(), exact) == torch.device("cuda", 0)
+    assert (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark) == (exact, not exact)

@@ -5,9 +5,9 @@ Other tests show these:
     gt-pyg#112                            frozen BatchNorm       test_weights_files::test_a_frozen_norm_is_in_evaluation_mode_and_in_no_vector
     Lightning#18727, #20277, mmengine#507 early stop after stops test_early_stop::test_stopped_anywhere_it_comes_to_the_same_decision_and_bits
     timm PR#2756                          plateau after stops    test_plateau::test_stopped_after_every_fourth_update_it_drops_where_it_would_have
-    find_unused_parameters                unused layers          test_engine_update::test_a_parameter_without_part_in_the_loss_only_decays
+    find_unused_parameters                unused layers          test_engine_update::test_workers_equal_one_worker_to_rounding_and_elastic_ones_bit_for_bit
     SimpleTuner PR#2989                   killed in a save       test_store_crash; renamed: test_hostile_snapshots::test_a_copied_or_renamed_folder_is_passed_over
-    nano-world-model PR#22                1x24 = 6x4, clipped    test_engine_update::test_clip_gradients_takes_the_norm_of_the_mean_gradient
+    nano-world-model PR#22                1x24 = 6x4, clipped    test_engine_update::test_a_linear_classifier_is_the_closed_form_however_the_batch_is_cut
     spd#741                               stops in evaluations   test_due_once, test_stop::test_runs_that_break_off_iterations_come_to_the_same_bits
     UniRL PR#223, GCVit PR#75             policies and warm-ups  test_schedule_shapes
     Megatron PR#6920                      an edited network      test_own_network::test_an_edit_of_its_files_makes_a_stage_stale

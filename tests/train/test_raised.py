@@ -95,8 +95,6 @@ def test_a_raised_trunk_and_its_branches(data: Path, tmp_path: Path) -> None:
     command("run", schedule, "--out", out, *ALONE)
     before = ids(out)
     make_schedule(schedule, data, MAIN + BELOW)  # 8 iterations
-    text = command("plan", schedule, "--out", out)
-    assert "resume: goes on from iteration 5 to 8, from main-00000005-a0001\n    max_iter 5 -> 8 (" in text
     refused = command("run", schedule, "--out", out, *ALONE, code=78)
     assert (
         'it started from the end of `main`, which goes on from iteration 5 to 8 (`from: "main@5"` keeps it)' in refused

@@ -1,22 +1,18 @@
 """The product and `tests/reference.py`, which trains plainly, come to the same bits: every tensor, and every figure of an evaluation."""
 
-import random
 import re
-import signal
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import cv2
 import lmdb
 import numpy as np
-import processes
 import pytest
 import reference
-import small
 import torch
 from click.testing import CliRunner
 from facade import Datum
+from nan_help import lives
 from safetensors.torch import load_file
 
 import stagerun
@@ -198,7 +194,8 @@ RATES = "".join(
 # A tree, each update once, then carried over by itself or into smaller images and larger batches.
 TREE = """
 stage { name: "sgd" solver_param { max_iter: 5 ema_decay: 0.8 test_interval: 2 } }
-stage { name: "on" from: "sgd@3" solver_param { carry { momentum: KEEP } mixup_alpha: 0.2 label_smoothing: 0.1 ema_decay: 0.9 } }
+stage { name: "on" from: "sgd@3" solver_param { carry { momentum: KEEP } mixup_alpha: 0.2 label_smoothing: 0.1 ema_decay: 0.9
+  transform_param { cutout_size: 4 } } }
 stage { name: "larger" from: "on" solver_param { batch_size: 24 device_batch_size: 8 mixup_alpha: 2
   transform_param { crop_size: 12 random_resized_crop_param { min_area_ratio: 0.3 } } } }
 """
@@ -233,18 +230,12 @@ def test_updates_and_what_is_carried_over(determinism: str, tmp_path: Path) -> N
     assert_same(made(tmp_path, TREE + UPDATES, determinism), tmp_path / "out")
 
 
-@pytest.mark.process
+@pytest.mark.long
 def test_three_workers_killed_then_two_then_one(tmp_path: Path) -> None:
     schedule, out = made(tmp_path, TREE.replace("max_iter: 5", "max_iter: 12 snapshot: 1"), "ELASTIC"), tmp_path / "out"
-    run = small.start(schedule, out, nproc=3)
-    while not list(out.glob("snapshots/sgd-*")):
-        assert run.process.poll() is None, run.wait()
-        time.sleep(0.02)
-    processes.kill(run, "all", random.Random(1))
-    assert run.wait()[0] == -signal.SIGKILL
-    assert small.run(schedule, out, "--until", "on", nproc=2).returncode == 0
-    torch.set_num_threads(1)
+    lives(schedule, out, 3, kill_after=2)
+    lives(schedule, out, 2, stop_after=13)
     assert [event.stage for event in stagerun.run(schedule, out, threads=1) if type(event).__name__ == "Tested"] == [
-        "larger"
+        *("on", "on", "larger")
     ]
     assert differences(out, reference.train(stagerun.load(schedule))) == []

@@ -1,51 +1,34 @@
-"""`stagerun rehearse`: that it goes through everything, leaves nothing but its figures, and what follows from those."""
+"""`stagerun rehearse`: that it goes through everything, leaves nothing but its figures, and what follows from those; turns of
+`--workers 1,2,4`; `--find-lr`. Mistakes: tests/cases/rehearse.txt, rehearse_workers.txt."""
 
 import itertools
 import json
-import os
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import contract
 import processes
 import pytest
 import small
-import torch
-from facade import (
-    Compression,
-    Event,
-    Inventory,
-    Iterated,
-    Memory,
-    Method,
-    Outer,
-    Schedule,
-    Sync,
-    Synchronised,
-    SyncMethod,
-    World,
-    cost_key,
-    rehearsal,
-)
+from engine_help import CPU, SOLVER, ConvNet, assert_same, tensors
+from facade import Determinism, Inventory, Iterated, Schedule, cost_key, make_state, rehearsal, spans
 from nan_help import make_data, make_schedule
+from test_engine_loop import device_batches, go, short, stage_loop
 from test_plan import schedule
 
-from stagerun.comm import SoloComm
+import stagerun
+from stagerun import language
+from stagerun.comm import SoloComm, make_reducer
+from stagerun.engine.timed import timed_train
 from stagerun.language import load
 from stagerun.plan import make_plan
-from stagerun.plan.estimate import (
-    Cost,
-    Figures,
-    Room,
-    estimate,
-    mean,
-    needs,
-    render_needs,
-    snapshots_on_disk,
-)
-from stagerun.schedule import parting, synchronisations
-from stagerun.tools.rehearse import measure
+from stagerun.plan.estimate import Cost, Figures, Room, estimate, needs, render_needs, snapshots_on_disk
+from stagerun.schedule import make_knobs, parting, synchronisations
 from stagerun.tools.rehearse.measure import LEAST_ITERS, first_life
+from stagerun.tools.rehearse.scaling import Share, Turn, notes, render, rows
 
 TREE = schedule(
     shared="""
@@ -98,28 +81,21 @@ def test_a_rehearsal_is_each_stage_with_one_device_batch_per_worker_and_the_lear
     assert rehearsal(TREE.with_data(lambda data: replace(data, scratch="/tmp")), 5, 1, None).data.scratch is None
 
 
-@pytest.mark.parametrize("method", [SyncMethod.LOCAL, pytest.param(SyncMethod.DILOCO, marks=pytest.mark.long)])
-def test_a_rehearsal_parts_replicas_though_it_is_shorter_than_their_warm_up(tmp_path: Path, method: SyncMethod) -> None:
-    outer = Outer() if method is SyncMethod.DILOCO else None
-    sync = Sync(method=method, replicas=2, period=64, outer=outer)
-    compress = Compression(method=Method.TOP_K, ratio=0.1, memory=Memory.RESIDUAL, start_iter=30)
-    folder = make_schedule(tmp_path / "s", make_data(tmp_path / "lmdb"), main="max_iter: 100 warmup_iter: 50")
-    real = load(str(folder), ())
-    solver = replace(real.stages[0].solver, sync=sync, compress=compress)
-    of = replace(real, stages=(replace(real.stages[0], solver=solver),))
+@pytest.mark.parametrize("method", ["LOCAL", pytest.param("DILOCO", marks=pytest.mark.long)])
+def test_a_rehearsal_parts_replicas_though_it_is_shorter_than_their_warm_up(tmp_path: Path, method: str) -> None:
+    """Two replicas of a worker are two passes of an iteration."""
+    sync = f"sync_param {{ method: {method} replicas: 2 period: 64 }}"
+    data, long = make_data(tmp_path / "lmdb"), "max_iter: 100 warmup_iter: 50"
+    folder = make_schedule(tmp_path / "s", data, sync, main=long)
+    of, plain = (load(str(one)) for one in (folder, make_schedule(tmp_path / "plain", data, main=long)))
     for workers, batches in ((1, 2), (2, 2), (3, 6)):
         short = rehearsal(of, 5, workers, None).stages[0].solver
         assert parting(short) == 0 and synchronisations(short) == (5,) and short.logical_workers == batches
-    seen: list[Event] = []
-    figures = measure.rehearse(
-        of, measure.Rehearsal(6, None, False), tmp_path / "out", SoloComm(), World(), torch.device("cpu"), lambda: False,
-        seen.append,
-    )  # fmt: skip
-    assert figures is not None and [e.iter for e in seen if isinstance(e, Synchronised)] == [6]
-    # Two replicas of a worker are two passes of an iteration.
-    (cost,), timed = figures.costs, [e for e in seen if isinstance(e, Iterated) and e.iter not in (1, 4)]
-    assert cost.pass_seconds == pytest.approx(mean([e.seconds - e.update_seconds for e in timed]) / 2)
-    assert cost.key != cost_key(real, real.stages[0])
+    words = ["rehearse", folder, "--iters", 6, "--nproc", 1, "--threads", 1, "--out", tmp_path / "out", "--json"]
+    done = contract.stagerun(words, tmp_path)
+    assert done.exit_code == 0, done.output
+    (cost,) = json.loads(done.stdout)["figures"]["costs"]
+    assert cost["key"] == cost_key(of, of.stages[0]) != cost_key(plain, plain.stages[0])
 
 
 @pytest.mark.parametrize("iters", [None, *range(1, 15)])
@@ -138,6 +114,28 @@ def test_a_rehearsal_trains_no_piece_of_its_first_stage_again(iters: int | None)
         for second in [iters] if iters is not None else range(LEAST_ITERS, 20):
             later = rehearsal(of, second, 1, None).branch_points("trunk")
             assert all(place >= stopped or place == before for place in later), (max_iter, point, second)
+
+
+# -- rates
+
+RATED = """name: "r" model { name: "resnet_small" num_classes: 10 } data { train { source: "t" images: 64 } }
+solver { batch_size: 16 device_batch_size: 2 } stage { name: "a" } stage { name: "b" }
+"""
+STARTS = ("", "warmup_iter: 100", *(f"warmup_iter: {n} decay_from: WARMUP_END" for n in (2, 40)))
+
+
+@pytest.mark.parametrize("iters", [1, 2, 3])
+def test_a_rehearsal_has_a_rate_everywhere(iters: int) -> None:
+    shapes = """base_lr: 1 max_iter: 100 power: 1.5 gamma: 0.5 lr_iter: 300 stepsize: 5 stepvalue: 3 end_lr: 0.5
+    plateau_winsize: 1 knot {{ iter: 0 factor: 0 }} knot {{ iter: 50 factor: 1 }} policy_start_iter: 1 {} lr_policy: "{}" """
+    for policy in language.ranges.CHOICES["Solver.lr_policy"]:
+        for start in STARTS:
+            made = shapes.format(start, policy)
+            whole = language.read({"schedule.prototxt": RATED, "a.prototxt": made, "b.prototxt": made}, "/x")
+            for stage in rehearsal(whole, iters, 1, 1).stages:
+                knobs = make_knobs(stage.solver)
+                seen = [knobs(i) for i in range(stage.solver.max_iter)]
+                assert all(0 <= k.lr <= 1 / 16 and 0 <= k.momentum < 1 and k.weight_decay >= 0 for k in seen)
 
 
 # -- what follows from the figures
@@ -176,6 +174,77 @@ def test_what_would_run_out_is_said_first() -> None:
     assert "not known: scratch: the images (not on this machine) go to /nvme" in unknown
 
 
+# -- where an iteration's time goes, and turns of --workers 1,2,4
+
+# One iteration: the second reduction begins within the first and ends after backward.
+ONE = [
+    (spans.DATA, 0, 1),
+    (spans.FORWARD, 1, 3),
+    (spans.BACKWARD, 3, 8),
+    (spans.REDUCTION, 4, 6),
+    (spans.REDUCTION, 5, 9),
+    (spans.WAIT, 8, 9),
+    (spans.UPDATE, 9, 10),
+]
+
+
+def test_what_is_under_way_at_one_time_counts_once():
+    one = [spans.Span(name, begun, ended, 7, 0, "a") for name, begun, ended in ONE]
+    lay = spans.overlap(one)
+    assert (lay.iterations, lay.backward, lay.sending, lay.hidden, lay.share) == (1, 5, 5, 4, 4 / 5)
+    assert spans.overlap([]).share == 0
+    seconds = {spans.DATA: 1, spans.FORWARD: 2, spans.BACKWARD: 5, spans.WAIT: 1, spans.UPDATE: 1}
+    assert spans.seconds_of(one) == seconds
+
+
+def test_a_loop_that_is_looked_at_trains_to_the_same_bits_and_every_second_has_its_part():
+    plain, state, loop = make_state(ConvNet(), SOLVER, CPU), make_state(ConvNet(), SOLVER, CPU), stage_loop()
+    events = go(loop, plain)
+    found = spans.Spans(map(float, itertools.count()).__next__)  # each look is a second later
+    reducer = make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 4)
+    timed = list(timed_train(loop, state, device_batches(loop), reducer, lambda: False, lambda: None, found, CPU))
+    assert short(timed) == short(events)
+    assert_same(tensors(state), tensors(plain))
+    assert {(s.iter, s.stage) for s in found.found} == {(i, "cyc1") for i in range(9)}
+    each = [spans.DATA, spans.FORWARD, spans.BACKWARD] * len(loop.run)
+    assert [s.name for s in found.found if s.iter == 4] == [*each, spans.WAIT, spans.UPDATE]
+    assert all(a.ended <= b.started for a, b in itertools.pairwise(found.found))
+    assert set(spans.seconds_of(found.found)) == set(spans.PARTS)
+
+
+def turn(round: int, workers: int, seconds: Sequence[float], wait: float = 0.0) -> Turn:
+    parts = {spans.DATA: 0.5, spans.FORWARD: 1.0, spans.BACKWARD: 2.0, spans.WAIT: wait, spans.UPDATE: 0.5}
+    shares = tuple(Share(f"n{i // 2}", s, parts, 2 * wait, wait) for i, s in enumerate(seconds))
+    return Turn(round=round, workers=workers, iterations=2, shares=shares)
+
+
+TURNS = [
+    turn(0, 1, [4.0]),
+    turn(0, 2, [2.5, 2.4], 1.0),
+    turn(1, 2, [5.0, 4.0], 1.0),  # all is half as fast in this round
+    turn(1, 1, [8.0]),
+    turn(2, 1, [4.0]),
+    turn(2, 2, [2.0, 2.0], 1.0),
+]
+
+
+def test_a_machine_that_is_slower_in_one_round_changes_no_efficiency() -> None:
+    one, two = rows(TURNS, 100)
+    assert (one.workers, one.images_per_second, one.low, one.high, one.efficiency) == (1, 50, 25, 50, 1)
+    assert (two.images_per_second, two.low, two.high) == (80, 40, 100)  # of the slower rank
+    assert two.efficiency == pytest.approx(4 / 2.5 / 2)
+    assert (one.computing, one.communicating, one.waiting) == (3.5 / 4, 0, 0.5 / 4)
+    assert (two.computing, two.communicating, two.waiting) == (3.5 / 5, 1 / 5, 0.5 / 5)
+    assert (two.sending, two.hidden) == (1.0, 0.5)
+
+
+def test_what_is_told() -> None:
+    text = render(rows(TURNS, 100), notes(TURNS, 100, 5, "cpu", 2, 2, "28 x 28, raw"))
+    assert "strong scaling" in text and "a cluster behaves otherwise" in text and "fewer than their 4 threads" in text
+    assert "dealt out evenly to 2" in text and "28 x 28, raw" in text
+    assert len(notes([turn(0, 1, [1.0])], 100, 5, "cpu", 2, 2, "")) == 2
+
+
 # -- the command
 
 
@@ -198,25 +267,6 @@ def test_a_rehearsal_goes_through_everything_and_plan_knows_its_figures(base: Pa
 
 
 @pytest.mark.process
-@pytest.mark.slow
-def test_synthetic_needs_no_data_and_json_is_one_object(base: Path, tmp_path: Path) -> None:
-    nowhere = ["--set", "data.train.source=/no/train", "--set", "data.val.source=/no/val"]
-    words = ["rehearse", base / "schedule", *nowhere, "--out", tmp_path / "out", "--threads", 1, "--iters", 2]
-    refused = small.stagerun(*words)
-    assert refused.returncode == 65 and "/no/train: this machine has no such LMDB" in refused.stderr
-    assert "/no/val" in refused.stderr and "hint: `--synthetic`" in refused.stderr
-    # Rectangular evaluation needs the side file of the images.
-    rectangular = "{crop_size: 24 rectangular: true random_resize_param { min_size: 28 } mean_value: 73 scale: 0.0111}"
-    words += ["--set", f"solver.test_transform_param={rectangular}"]
-    done = small.stagerun(*words, "--synthetic", "--json", "--workers", 4, env={**os.environ, "TMPDIR": str(tmp_path)})
-    assert done.returncode == 0, done.stderr
-    record = json.loads(done.stdout)
-    assert record["workers"] == 4 and [s["passes"] for s in record["stages"]] == [1, 1, 1, 1]
-    assert all(s["in_all"] > 0 for s in record["stages"])
-    assert not list(tmp_path.glob("stagerun-rehearsal-*")), "the made-up images are removed"
-
-
-@pytest.mark.process
 def test_an_interrupted_rehearsal_leaves_nothing_and_is_not_a_bug(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     endless = ["--set", "init.max_iter=1000000", "--set", "init.lr_iter=1000000"]
@@ -230,3 +280,60 @@ def test_an_interrupted_rehearsal_leaves_nothing_and_is_not_a_bug(base: Path, tm
     assert code == 130 and said.endswith("interrupted: a rehearsal keeps nothing\n"), said
     assert "SIGINT: stopping after this iteration, which leaves nothing" in said
     assert not list(out.iterdir())
+
+
+# -- --find-lr
+
+
+def find(schedule: Path, stage: str, out: Path, first: float, last: float, iters: int, *more: object) -> dict[str, Any]:
+    words = [
+        "rehearse",
+        schedule,
+        "--find-lr",
+        stage,
+        "--first-rate",
+        first,
+        "--last-rate",
+        last,
+        "--iters",
+        iters,
+        "--out",
+        out,
+    ]
+    done = contract.stagerun([*words, *more, "--nproc", 1, "--threads", 1, "--json"], out.parent)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def everything(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))}
+
+
+def test_the_first_loss_of_a_sweep_is_that_of_the_stage(base: Path) -> None:
+    """The same images, transform and weights: those of the parent's end, though the stage itself is trained, too."""
+    iterations: dict[str, list[Iterated]] = {}
+    for event in stagerun.run(base / "schedule", base / "out", until="cyc1", threads=1):
+        if isinstance(event, Iterated):
+            iterations.setdefault(event.stage, []).append(event)
+    before = everything(base / "out")
+    for stage, start in (("init", "seed"), ("cyc1", "init-00000006-a0001")):
+        found = find(base / "schedule", stage, base / "out", 1e-4, 1e-2, 10)
+        assert found["start"].startswith(start) and found["ended"] == "" and len(found["points"]) == 10
+        assert found["points"][0]["loss"] == iterations[stage][0].loss
+        assert [p["lr"] for p in found["points"]] == pytest.approx([1e-4 * 100 ** (i / 9) for i in range(10)])
+    assert everything(base / "out") == before
+
+
+def test_the_same_rate_gives_the_updates_of_the_stage(base: Path, tmp_path: Path) -> None:
+    words = ("init.lr_policy=fixed", "init.base_lr=0.05", "init.warmup_iter=0", "init.max_iter=10")
+    run = stagerun.run(base / "schedule", tmp_path / "out", overrides=words, until="init", threads=1)
+    losses = [event.loss for event in run if isinstance(event, Iterated)]
+    sets = [word for change in words for word in ("--set", change)]
+    found = find(base / "schedule", "init", tmp_path / "none", 0.05, 0.05 * (1 + 1e-9), 10, *sets)
+    assert [p["loss"] for p in found["points"]] == pytest.approx(losses, rel=1e-5)
+
+
+def test_a_sweep_ends_where_it_diverges(base: Path, tmp_path: Path) -> None:
+    found = find(base / "schedule", "init", tmp_path / "none", 1.0, 1e6, 60)
+    assert len(found["points"]) < 60 and ("4 times its lowest" in found["ended"] or "not finite" in found["ended"])
+    assert list(tmp_path.iterdir()) == []

@@ -32,7 +32,7 @@ from stagerun.engine.asynchronous.record import record_of
 from stagerun.engine.asynchronous.training import Asynchronous
 from stagerun.language import load
 from stagerun.train.progress import ARRIVALS
-from stagerun.train.replay import records
+from stagerun.train.replay import Replay
 
 pytestmark = pytest.mark.long
 
@@ -157,7 +157,7 @@ def test_the_newest_snapshot_that_is_whole_is_taken(tmp_path: Path, folder: Path
         path = tmp_path / "out" / "snapshots" / name
         whole = path.read_bytes()
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    found = records(tmp_path / "out", load(str(folder)), tmp_path / "new")
+    found = Replay(tmp_path / "out", load(str(folder)), tmp_path / "new").records
     assert {name: record_of(record.arrivals).last for name, record in found.items()} == {"main": 2}
 
 
@@ -166,7 +166,7 @@ def test_the_newest_snapshot_that_is_whole_is_taken(tmp_path: Path, folder: Path
 
 def refused(replayed: Path, folder: Path, out: Path, *changes: str) -> str:
     with pytest.raises(UsageError) as caught:
-        records(replayed, load(str(folder), changes), out)
+        Replay(replayed, load(str(folder), changes), out)
     assert caught.value.exit_code == ExitCode.RECIPE and caught.value.hint
     return caught.value.message
 
@@ -183,7 +183,7 @@ def test_mistakes(tmp_path: Path, folder: Path, data: Path) -> None:
     assert "is of another schedule:" in changed and "base_lr 0.05 -> 0.5 (--set:1)" in changed
     assert "sync_param.max_staleness 2 -> 3" in refused(out, folder, new, "main.sync_param.max_staleness=3")
     # What comes after, and what is only looked at, changes nothing.
-    assert records(out, load(str(folder), ["after.base_lr=0.5", "main.display=7"]), new)
+    assert Replay(out, load(str(folder), ["after.base_lr=0.5", "main.display=7"]), new).records
 
 
 def test_a_run_that_ended_before_the_first_snapshot_has_no_record(tmp_path: Path, folder: Path) -> None:

@@ -2,17 +2,27 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from engine_help import CPU, SOLVER
-from facade import Batch, Cache, DataError, ListRecords, Loader, Note, PadMode, Transform, caffe_pb2
+from facade import (
+    Batch,
+    Cache,
+    DataError,
+    ListRecords,
+    Loader,
+    Note,
+    PadMode,
+    Transform,
+    caffe_pb2,
+    crop_size,
+    order,
+    recipe,
+)
 
-from stagerun.base.order import EveryRecord, Sampled
-from stagerun.base.shares import shares
 from stagerun.comm import SoloComm
 from stagerun.engine.feed import Resident, read_all
 from stagerun.train import resident as runner
@@ -78,7 +88,7 @@ def test_batches_are_the_loaders(case: str, shuffle: bool) -> None:
     asked = [(0, 8), (8, 1), (30, 12), (5 * RECORDS - 3, 9), (10**9, 4)]
     solver = replace(SOLVER, transform=param)
     made = resident.batches(
-        runner.cuts(solver, EveryRecord(solver.random_seed, len(resident.labels), shuffle), resident, asked),
+        runner.cuts(solver, order.EveryRecord(solver.random_seed, len(resident.labels), shuffle), resident, asked),
         param.pad,
         param.pad_mode is PadMode.REFLECT,
     )
@@ -96,12 +106,33 @@ def test_batches_are_the_loaders(case: str, shuffle: bool) -> None:
 
 def test_classes_in_shares_are_the_loaders_too() -> None:
     param, resident = CASES["cifar"], filled()
-    sampled = Sampled(SOLVER.random_seed, resident.labels.numpy(), shares([Fraction(1)] * 10, RECORDS))
+    sampled = order.Sampled(SOLVER.random_seed, resident.labels.numpy(), [4] * 7 + [3] * 3)
     made = resident.batches(
         runner.cuts(replace(SOLVER, transform=param), sampled, resident, [(3, 20)]), param.pad, False
     )
     expected = loader(param, shuffle=True, sampling=sampled).batch(3, 20)
     np.testing.assert_array_equal(next(made).images.numpy(), expected.images)
+
+
+def test_those_that_grow_within_a_stage_too() -> None:
+    """The loader cuts them alike (`test_image_size`)."""
+    ramp = recipe.CropSizeRamp(start_size=8, start_epoch=1, end_epoch=3, multiple=4)
+    param = Transform(pad=2, crop_size=14, mirror=True, cutout_size=7, crop_size_ramp=ramp)
+    solver = replace(SOLVER, transform=param, batch_size=12, epoch_iter=RECORDS / 12)
+    resident, asked = filled(), [(1000 + 4 * n, 4) for n in range(40)]
+    made = resident.batches(
+        runner.cuts(solver, order.EveryRecord(solver.random_seed, RECORDS, True), resident, asked, 1000),
+        param.pad,
+        False,
+    )
+    source = loader(param, side=lambda position: crop_size(solver, (position - 1000) // 12))
+    sides = set()
+    for (position, count), batch in zip(asked, made, strict=True):
+        expected = source.batch(position, count)
+        np.testing.assert_array_equal(batch.images.numpy(), expected.images)
+        np.testing.assert_array_equal(batch.cutout, expected.cutout)
+        sides.add(batch.images.shape[1])
+    assert sides == {8, 12, 14}
 
 
 # ---- filling

@@ -5,16 +5,16 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 
 import disks
 import pytest
 import small
+import stored_help
 import torch
 from facade import (
     Context,
-    Determinism,
     Event,
     ExitCode,
     FolderInUseError,
@@ -26,7 +26,6 @@ from facade import (
     Schedule,
     SnapshotFailed,
     SnapshotWritten,
-    Target,
     World,
     run,
 )
@@ -34,11 +33,9 @@ from facade import (
 from stagerun import store
 from stagerun.comm import SoloComm
 from stagerun.language import load
-from stagerun.store import Life, lives, write
-from stagerun.tools.status.command import status_text
-from stagerun.train.results import LIMIT, standing
-from stagerun.train.status import look
+from stagerun.store import Life
 
+LIMIT = 3  # lives
 DISK = store.LocalDisk()
 NODE7 = Identity("node7", "another boot", "pid:[1]", 12, 34)
 
@@ -122,12 +119,11 @@ def test_any_progress_breaks_the_chain(schedule: Schedule, tmp_path: Path) -> No
 
 
 def test_what_is_not_progress_does_not(schedule: Schedule, tmp_path: Path) -> None:
-    live(schedule, tmp_path, None)
-    before = standing(DISK, tmp_path, schedule, store.inventory(DISK, tmp_path))
     for name in ("snapshots/.tmp-init-00000002-a0001-00ff/w", "results/.tmp-x.json", "log.jsonl", "results/notes.txt"):
+        live(schedule, tmp_path, None, retry=True)
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
-    assert standing(DISK, tmp_path, schedule, store.inventory(DISK, tmp_path)) == before
+    assert refused(schedule, tmp_path)
 
 
 @pytest.mark.parametrize("what", ["an edit of the solver files", "a life of which nothing is known"])
@@ -163,15 +159,15 @@ Keeper(load(sys.argv[1], ()), Path(sys.argv[2])).open(); os.kill(os.getpid(), si
 
 
 def life(out: Path, attempt: int) -> Life:
-    seen = lives.look_at(DISK, out, attempt)
-    assert seen is not None and seen.life is not None
-    return seen.life
+    (found,) = (seen.life for seen in store.last_lives(DISK, out, 9) if seen.attempt == attempt)
+    assert found is not None
+    return found
 
 
 def elsewhere(out: Path, attempt: int) -> None:
     """A life of another host takes over."""
-    other = Life(attempt=attempt, run="r", process=NODE7, begun=lives.now_text(), newest="")
-    write.replace_file(DISK, out / "lives" / f"a{attempt:04d}.json", lives.encode(other))
+    other = Life(attempt=attempt, run="r", process=NODE7, begun="2026-01-01 10:00:00 +0000", newest="")
+    store.write_atomic(DISK, out / "lives" / f"a{attempt:04d}.json", json.dumps(asdict(other)).encode())
 
 
 def test_a_run_that_was_taken_over_writes_no_more_and_ends(schedule: Schedule, tmp_path: Path) -> None:
@@ -230,30 +226,14 @@ def test_the_command_ends_with_73_on_all_ranks_and_leaves_the_log_to_the_other(
         assert (life(out, 2).taken_by, life(out, 3).code) == (3, 0)
 
 
-def test_status_tells_of_a_run_elsewhere_without_waiting_and_changes_nothing(tmp_path: Path) -> None:
-    store.prepare(DISK, tmp_path)
-    (tmp_path / "lives").mkdir()
-    elsewhere(tmp_path, 3)
-    before = {p: (p.stat().st_mtime_ns, p.is_file() and p.read_bytes()) for p in tmp_path.rglob("*")}
-    status = look(Target(tmp_path), 0.0)
-    assert status.state == "elsewhere" and status.holder is not None
-    assert (status.holder.host, status.holder.pid, status.holder.beat) == ("node7", 12, 0)
-    text = status_text(status, 0.0)
-    assert "no word of an end from process 12 on node7" in text and "its last sign of life is beat 0" in text
-    assert {p: (p.stat().st_mtime_ns, p.is_file() and p.read_bytes()) for p in tmp_path.rglob("*")} == before
-    (tmp_path / "lives" / "a0004.json").write_bytes(b"{")
-    status = look(Target(tmp_path), 0.0)
-    assert "left no readable name in a0004.json" in status_text(status, 0.0)
-
-
-def test_status_says_when_the_same_command_would_not_go_on(schedule: Schedule, tmp_path: Path) -> None:
+def test_status_says_when_the_same_command_would_not_go_on(base: Path, schedule: Schedule, tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"time": 5.0, "event": "Failed", "code": 69, "text": "a peer is gone"}\n')
+    words = ("status", base / "schedule", "--out", tmp_path)
     for number in range(1, LIMIT + 1):
         live(schedule, tmp_path, 69)
-        text = status_text(look(Target(tmp_path, schedule), 9.0), 9.0)
+        text = stored_help.stagerun(*words).stdout
         assert ("goes on" in text) == (number < LIMIT) and ("--retry" in text) == (number == LIMIT), text
-    edited = replace(schedule, determinism=Determinism.ELASTIC)
-    assert not look(Target(tmp_path, edited), 9.0).stuck
+    assert "--retry" not in stored_help.stagerun(*words, "--set", "determinism=ELASTIC").stdout
 
 
 def test_a_rehearsal_leaves_no_lives_to_count(schedule: Schedule, tmp_path: Path) -> None:

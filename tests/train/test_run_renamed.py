@@ -1,14 +1,16 @@
 """`stagerun run` after a stage got another name: what was trained stays, and goes on under the new one."""
 
 import csv
+import errno
 import io
 import json
 import shutil
 from pathlib import Path
 
+import audited
 import pytest
 import tiny
-from facade import EnsembleTested, Iterated, PieceStarted, StageStarted
+from facade import EnsembleTested, Iterated, PieceStarted, StageStarted, StorageError
 from test_run_trees import ALONE, command, go, ids, make_schedule, mtimes, names, of
 
 from stagerun import store
@@ -27,7 +29,12 @@ def by_stage(out: Path) -> dict[str, dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folders of results may be links."""
     base = tmp_path_factory.mktemp("renamed")
+    for link, to in (("out/results", "results"), ("results/ensembles", "ensembles")):
+        (base / to).mkdir()
+        (base / link).parent.mkdir(exist_ok=True)
+        (base / link).symlink_to(base / to)
     tiny.make_data(base / "data")
     make_schedule(base / "schedule", base / "data", MAIN + ONE + DEEP + BOTH)
     command("run", base / "schedule", "--out", base / "out", *ALONE)
@@ -97,3 +104,14 @@ def test_renamed_in_its_midst_it_comes_to_the_same_weights(base: Path, tmp_path:
     straight = ids(base / "out")
     assert found["trunk-00000008-a0002"].id == straight["main@8"], "it is the same, whatever it is called"
     assert found["cut-00000002-a0002"].id == straight["cut@2"]
+
+
+def test_a_result_that_cannot_be_read_back_ends_the_run(base: Path, tmp_path: Path) -> None:
+    """Else the stage would be evaluated again and again, for ever."""
+    out = shutil.copytree(base / "out", tmp_path / "out")
+    for name in ("deep-00000002-a0001", "ensembles/both"):
+        path = out / "results" / f"{name}.json"
+        assert path.exists()
+        with audited.refused(path, errno.EIO), pytest.raises(StorageError, match="can't be read back"):
+            go(base / "schedule", out)
+    assert go(base / "schedule", out)

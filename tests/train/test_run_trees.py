@@ -25,6 +25,7 @@ from facade import (
     Selection,
     StageStarted,
     Stopped,
+    Stopping,
     Tested,
     World,
     decode,
@@ -38,6 +39,7 @@ from stagerun.comm import SoloComm
 from stagerun.language import load
 
 CPU = torch.device("cpu")
+NO_DEADLINE = Stopping()
 MAIN = 'stage { name: "main" }\n'
 CUT = 'stage { name: "cut" from: "main@3" sweep { name: "a" } sweep { name: "b" solver { base_lr: 0.01 } } sweep { name: "c" solver { max_iter: 1 } } }\n'
 LATE = 'stage { name: "late" from: "main@5" solver: "cut.prototxt" }\n'
@@ -90,6 +92,7 @@ def go(
     *overrides: str,
     stop: Callable[[list[Event]], bool] = lambda seen: False,
     at: Callable[[Event], object] = lambda event: None,
+    stopping: Stopping = NO_DEADLINE,
     **choice: Any,
 ) -> list[Event]:
     """The events of `run` in this process. `stop` is asked with those so far; `at` is called with each as it comes."""
@@ -99,7 +102,9 @@ def go(
     keeper, seen = Keeper(loaded, out, Selection(**choice)), list[Event]()
     keeper.open()
     try:
-        for event in walk.run(Context(loaded, str(out), SoloComm(), World(), CPU, keeper, lambda: stop(seen))):
+        stopped = lambda: stop(seen)  # noqa: E731
+        context = Context(loaded, str(out), SoloComm(), World(), CPU, keeper, stopped, stopping=stopping)
+        for event in walk.run(context):
             seen.append(event)
             at(event)
     finally:

@@ -19,6 +19,7 @@ from facade import (
     Progress,
     SnapshotFailed,
     SnapshotRef,
+    Snapshotter,
     SnapshotWritten,
     StorageError,
     TrainState,
@@ -28,7 +29,6 @@ from facade import (
 from safetensors.torch import save
 
 from stagerun.comm import SoloComm
-from stagerun.train.snapshotter import Snapshotter
 
 FP32 = replace(SOLVER, precision=Precision.FP32)
 PROGRESS = Progress(0, 0.0, [])

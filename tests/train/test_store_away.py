@@ -8,16 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from facade import Keeper, ResumeRefused, SnapshotRef, StorageError, environment_of
+from facade import Keeper, ResumeRefused, SnapshotRef, StorageError, environment_of, other_machines
 from reliability.faults import FaultyDisk
 from test_pins import commit, keeper, names, schedule
 
 from stagerun import store
 from stagerun.comm import SoloComm
-from stagerun.engine.device import environment
 from stagerun.language import load
 from stagerun.plan import State
-from stagerun.train.environment import other_machines
 
 __all__ = ["keeper", "schedule"]  # fixtures
 
@@ -142,9 +140,10 @@ def test_the_promise_is_of_all_ranks_machines(keeper: Keeper) -> None:
     cpu = torch.device("cpu")
     assert other_machines(SoloComm(), cpu) == ""
     others = other_machines(Mixed(), cpu)
-    missing = sorted(set(environment(cpu, 4, "")["processor flags"].split()) - {"none"})
+    stage = keeper.schedule.stages[0]
+    own = environment_of(keeper.schedule, stage, cpu, 4, "")["processor flags"]
+    missing = sorted(set(own.split()) - {"none"})
     flags = ", ".join([*(f"{name} missing" for name in missing), "zvector added"])
     assert others == f"ranks 2 3: instruction set ZVECTOR, processor flags {flags}"
-    stage = keeper.schedule.stages[0]
     alike, mixed = (environment_of(keeper.schedule, stage, cpu, 4, text) for text in ("", others))
     assert "other ranks" not in alike and mixed["other ranks"] == others

@@ -2,6 +2,9 @@
 
 import gzip
 import hashlib
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +12,6 @@ import pytest
 from facade import SIDE_FILE, DataError, Datum, LmdbSource
 
 from stagerun.tools.data import fashion
-from stagerun.tools.data.fashion import Unavailable
 
 FIRST = np.load(Path(__file__).parents[1] / "golden" / "fashion_9664.npz")
 NAMES = list(fashion.DIGESTS)
@@ -24,21 +26,15 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a Fashion-MNIST of 30 + 10 pictures, which `fashion` takes for the real one."""
     folder = tmp_path / "published"
     folder.mkdir()
-    digests = {}
     for name in NAMES:
         n = 30 if name.startswith("train") else 10
         array = FIRST["images" if "images" in name else "labels"][:n]
         (folder / name).write_bytes(gzip.compress(idx_bytes(array)))
-        digests[name] = hashlib.sha256(array.tobytes()).hexdigest()
-    monkeypatch.setattr(fashion, "DIGESTS", digests)
+        monkeypatch.setitem(fashion.DIGESTS, name, hashlib.sha256(array.tobytes()).hexdigest())
     monkeypatch.setattr(fashion, "PARTS", (("train_lmdb", "train", 30), ("test_lmdb", "t10k", 10)))
     monkeypatch.delenv(fashion.ENVIRONMENT, raising=False)
     monkeypatch.setattr(fashion, "SYSTEM_FOLDER", str(tmp_path / "not-installed"))
     return folder
-
-
-def no_network(*_: object) -> Path:
-    raise Unavailable("no network here")
 
 
 def test_fashion_from_a_named_folder_and_again(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,15 +61,33 @@ def test_fashion_from_a_named_folder_and_again(small: Path, tmp_path: Path, monk
     assert "nothing to do" in said[-1] and (tmp_path / "out" / "test_lmdb" / SIDE_FILE).exists()
 
 
-def test_fashion_goes_on_to_the_next_source_when_one_holds_something_else(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wrong = tmp_path / "wrong"
+@pytest.fixture
+def mirror(small: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A proxy that has the files of every server."""
+
+    class Files(SimpleHTTPRequestHandler):
+        def translate_path(self, path: str) -> str:
+            return str(small / Path(path).name)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Files) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_address[1]}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        yield
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.usefixtures("mirror")
+def test_fashion_goes_on_to_the_next_source_when_one_holds_something_else(small: Path, tmp_path: Path) -> None:
+    wrong = Path(fashion.SYSTEM_FOLDER)
     wrong.mkdir()
     for name in NAMES:
         (wrong / name).write_bytes(gzip.compress(idx_bytes(FIRST["labels"][:3])))
-    monkeypatch.setattr(fashion, "SYSTEM_FOLDER", str(wrong))
-    monkeypatch.setattr(fashion, "_download", lambda *_: small)
     said: list[str] = []
     fashion.make(str(tmp_path / "out"), said.append)
     assert any("something else than" in line for line in said) and "is ready" in said[-1]
@@ -82,11 +96,11 @@ def test_fashion_goes_on_to_the_next_source_when_one_holds_something_else(
 def test_where_it_is_not_to_be_had_the_choices_are_named(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(fashion, "_download", no_network)
-    monkeypatch.setattr(fashion, "_unpack", no_network)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("PATH", str(tmp_path))  # no apt-get either
     assert fashion.main([str(tmp_path / "out")]) == 69
     text = capsys.readouterr().err
-    assert "can't be had from anywhere" in text and text.count("no network here") == 2
+    assert "can't be had from anywhere" in text and "Connection refused" in text and "apt-get" in text
     assert fashion.ENVIRONMENT in text and fashion.PACKAGE in text and NAMES[0] in text
     assert list((tmp_path / "out").iterdir()) == []
     monkeypatch.setenv(fashion.ENVIRONMENT, str(tmp_path))

@@ -1,0 +1,267 @@
+"""`stagerun status` over logs and lives made by hand: what it says of a run that trains, is silent, has ended, was killed, or runs elsewhere."""
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import contract
+import pytest
+from facade import Event, Failed, Iterated, Note, RunFinished, RunStarted, SnapshotFailed, StageStarted, Tested
+from made_up_runs import Story
+from test_store_lease import NODE7, NODE8, taken
+
+from stagerun import store
+from stagerun.store import Lease
+
+AGO = 10  # seconds, since the log was written
+GOES_ON = "the same `stagerun run` goes on"
+
+
+def text(out: Path) -> str:
+    done = contract.stagerun(["status", out], out)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def told(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(contract.stagerun(["status", out, "--json"], out).stdout)
+    return found
+
+
+def run_started(**more: Any) -> RunStarted:
+    fields = {
+        "workers": 4,
+        "device": "cuda:0",
+        "threads": 2,
+        "stages": ("a", "b"),
+        "iterations": 300,
+        "iterations_left": 300,
+    }
+    return RunStarted(**{"schedule": "s", "out": "o", "version": "1", **fields, **more})  # type: ignore[arg-type]
+
+
+def stage_started(stage: str = "a", iter: int = 0, max_iter: int = 200) -> StageStarted:
+    return StageStarted(
+        stage=stage, number=1, iter=iter, max_iter=max_iter, start="seed 1", batch_size=64, device_batch_size=8, iterations_left=300
+    )  # fmt: skip
+
+
+def iterated(iter: int, seconds: float = 0.5, stage: str = "a") -> Iterated:
+    return Iterated(
+        stage=stage, iter=iter, epoch=iter / 10, lr=0.1, momentum=0.9, weight_decay=0, loss=float(iter), images=64, seconds=seconds
+    )  # fmt: skip
+
+
+def evaluated(iter: int, top1: float = 0.5, ema: bool = False) -> Tested:
+    return Tested(stage="a", iter=iter, images=10, top1=top1, top5=0.9, loss=1.0, seconds=1, ema=ema)
+
+
+def write(out: Path, *told: tuple[float, Event] | Event | str, ago: float = AGO) -> Path:
+    """A log of events, `ago` seconds old unless said otherwise."""
+
+    def line(one: tuple[float, Event] | Event | str) -> str:
+        if isinstance(one, str):
+            return one
+        at, event = one if isinstance(one, tuple) else (time.time() - ago, one)
+        return json.dumps({"time": at, "event": type(event).__name__, **asdict(event)}) + "\n"
+
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "log.jsonl").write_text("".join(map(line, told)))
+    return out
+
+
+def test_speed_loss_and_time_left_are_those_of_the_last_fifty_iterations(tmp_path: Path) -> None:
+    iterations = [iterated(i, 0.5 if i > 10 else 99.0) for i in range(1, 61)]
+    write(tmp_path, run_started(hosts=("n1", "n1", "n1", "n2")), stage_started(), *iterations)
+    progress = told(tmp_path)["progress"]
+    assert progress["loss"] == sum(range(11, 61)) / 50 and progress["images_per_second"] == 128
+    assert progress["seconds_left_in_stage"] == 140 * 0.5
+    assert progress["seconds_left"] == 240 * 0.5 and progress["iterations_left"] == 240
+    line = "60/200  epoch 6.00  LR 0.1  loss 35.5000  128 images/s  1 min 10 s left in stage, 2 min 00 s in all"
+    assert line in text(tmp_path) and "\non 2 hosts: n1 (ranks 0 to 2), n2 (rank 3)\n" in text(tmp_path)
+    hosts = (*(f"n{n}" for n in range(10)), "n0")
+    assert "n0 (ranks 0, 10), n1 (rank 1)" in text(write(tmp_path, run_started(hosts=hosts)))
+    assert "n7 (rank 7) and 2 more\n" in text(tmp_path)
+
+
+def test_silence_of_a_living_run_is_told_after_five_minutes(tmp_path: Path) -> None:
+    with store.Lock(tmp_path):
+        (tmp_path / "lock").write_text("process 7 on h, since 2020-02-01 10:00:00 +0000")
+        for ago, silent in ((250, False), (312, True)):
+            write(tmp_path, run_started(), stage_started(), ago=ago)
+            found = told(tmp_path)
+            assert (found["state"], found["silent"]) == ("running", silent)
+            assert ("nothing has been logged for 5 min 1" in text(tmp_path)) is silent
+    assert not told(tmp_path)["silent"], "a run that has ended is no longer silent"
+
+
+def test_a_run_that_has_taken_the_folder_and_logged_nothing_yet(tmp_path: Path) -> None:
+    write(tmp_path, run_started(), stage_started(), iterated(5))
+    with store.Lock(tmp_path):
+        assert told(tmp_path)["progress"] is None
+        assert f"starting, nothing logged yet: process {os.getpid()} on" in text(tmp_path)
+
+
+def test_the_newest_line_is_the_last_one_whatever_the_clock_said(tmp_path: Path) -> None:
+    back = time.time() - 3600  # the clock was set back while it trained
+    write(tmp_path, run_started(), stage_started(), iterated(200), (back, RunFinished(trained=True, seconds=1)))
+    assert told(tmp_path)["state"] == "finished"
+    write(tmp_path, run_started(), stage_started(), (back, iterated(1)))
+    assert (told(tmp_path)["last_event"], told(tmp_path)["last_logged"]) == ("Iterated", back)
+
+
+@pytest.mark.parametrize(
+    "code, why, said",
+    [
+        (79, "the loss is nan\n  hint: lower base_lr", "ended with exit code 79 AGO in a after iteration 3: the loss is nan"),
+        (69, "", f"ended with exit code 69 AGO in a after iteration 3; {GOES_ON}"),
+        (74, "no space left", f"ended with exit code 74 AGO in a after iteration 3: no space left; {GOES_ON}"),
+        (None, "", f"killed, or ended without a word, AGO in a after iteration 3: {GOES_ON}"),
+    ],
+)  # fmt: skip
+def test_an_error_is_told_and_whether_the_same_command_helps(
+    tmp_path: Path, code: int | None, why: str, said: str
+) -> None:
+    end = [] if code is None else [Failed(code=code, text=why)]
+    write(tmp_path, run_started(), stage_started(), iterated(3), *end)
+    found = told(tmp_path)
+    assert (found["state"], found["exit_code"]) == ("failed" if code else "killed", code)
+    assert re.sub(r"1\d s ago", "AGO", text(tmp_path).splitlines()[0]) == f"s: {said}"
+    with store.Lock(tmp_path):
+        assert told(tmp_path)["exit_code"] is None, "one that was started again has not failed"
+
+
+def test_warnings_are_those_of_the_last_life(tmp_path: Path) -> None:
+    told_last = 'says "event": "RunStarted" in its text'
+    write(
+        tmp_path,
+        run_started(),
+        Note(text="of an earlier life", warning=True),
+        '{"time": 1.0, "event": "Iter\n',  # what a kill left
+        run_started(),
+        Note(text=told_last, warning=True),
+        Note(text="no warning"),
+        SnapshotFailed(stage="a", iter=3, message="disk full"),
+    )
+    found = told(tmp_path)
+    assert [one["text"] for one in found["warnings"]] == [told_last, "no snapshot of a at 3: disk full"]
+    assert found["unreadable_lines"] == 0
+    assert re.search(r"warning 1\d s ago: no snapshot of a at 3: disk full", text(tmp_path))
+    many = [Note(text=f"warning {i}", warning=True) for i in range(15)]
+    said = text(write(tmp_path, run_started(), *many))
+    assert "5 older warnings are in log.jsonl" in said and ": warning 4\n" not in said and ": warning 5\n" in said
+
+
+def test_evaluations_inside_a_stage_outlive_a_kill_unless_they_are_made_again(tmp_path: Path) -> None:
+    seen = [evaluated(50, 0.3), evaluated(100, 0.4), evaluated(100, 0.45, ema=True), evaluated(150, 0.9)]
+    write(tmp_path, run_started(), stage_started(), *seen, run_started(), stage_started(iter=120), iterated(121))
+    (found,) = told(tmp_path)["evaluations"]
+    assert (found["iter"], found["top1"], found["ema_top1"]) == (100, 0.4, 0.45)
+    assert "45.00 %" in text(tmp_path)
+
+
+# ---- `run --parallel`
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """`a` has ended; `b` is in its midst, `c` loads its images, `d` has not been given out. `mine` is not a stage's folder."""
+    started = run_started(stages=("a", "b", "c", "d"), side_by_side=2)
+    write(tmp_path, started, stage_started("a", max_iter=100), iterated(100))
+    beside = tmp_path / ".parallel"
+    slow = Note(text="a disk is slow", warning=True)
+    write(beside / "b", started, stage_started("b", max_iter=100), iterated(40, stage="b"), slow, ago=0)
+    write(beside / "mine", stage_started("d"), iterated(7, stage="d"))
+    (beside / "c").mkdir()
+    for name in "bc":
+        (beside / name / ".stage").touch()
+    return tmp_path
+
+
+def test_each_stage_at_work_has_its_iteration_and_speed(out: Path) -> None:
+    with store.Lock(out):
+        (out / "lock").write_text("process 7 on h, since 2020-02-01 10:00:00 +0000")
+        found, lines = told(out), text(out).split("\n")
+    assert lines[2:6] == [
+        "a -  b 40 %  c 0 %  d -",
+        "at work  iteration  loss     images/s  left in stage",
+        "b        40/100     40.0000  128       30 s",
+        "c        starting",
+    ]
+    assert [warned["text"] for warned in found["warnings"]] == ["a disk is slow"]
+    assert found["progress"] is None and [one["images_per_second"] for one in found["beside"]] == [128, None]
+
+
+def test_the_headline_of_one_that_was_killed_names_what_was_at_work(out: Path) -> None:
+    """And not the stage that the log names last, which has ended."""
+    (head, workers, marks, *_) = text(out).split("\n")
+    assert "killed, or ended" in head and "in b after iteration 40 and c after iteration 0: the same" in head
+    assert "a after" not in head and told(out)["beside"] == []
+    assert (
+        workers.startswith("2 workers, a stage each, on cuda:0, 2 threads each, output in ")
+        and "b 40 %  c 0 %" in marks
+    )
+
+
+def test_what_a_run_left_out_is_to_be_trained_whatever_is_there(tmp_path: Path) -> None:
+    """As after an edit of the first stage, and `run --redo init --only init`."""
+    story = Story(tmp_path).begin()
+    for stage, parent in (("init", None), ("cyc1", "init")):
+        story.start(stage, parent)
+        story.end(stage, parent, 0.5)
+    story.begin()
+    story.start("init", None)
+    story.end("init", None, 0.6)
+    story.results()
+    story.write(RunFinished(trained=True, seconds=1.0, not_chosen=("cyc1", "collapse")))
+    head, _, marks, *rest = text(tmp_path).rstrip("\n").split("\n")
+    assert head.endswith("; not chosen, and still to be trained: cyc1 and collapse")
+    assert marks == "init ok  cyc1 stale  collapse -"
+    assert [row.split("  ")[0] for row in rest[-2:]] == ["init", "cyc1 (stale)"]
+
+
+# ---- on another host
+
+CASES: dict[str, tuple[Callable[[Path, Lease], object], str | None]] = {
+    "it beats": (lambda out, held: held.beat(), "node7"),
+    "it ends": (lambda out, held: held.release(75), None),
+    "another takes over": (lambda out, held: taken(out, NODE8), "node8"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_sign_of_life_says_who_holds_the_folder(tmp_path: Path, name: str) -> None:
+    store.prepare(store.LocalDisk(), tmp_path)
+    write(tmp_path, run_started(), stage_started(), iterated(3))
+    held, (then, host) = taken(tmp_path, NODE7), CASES[name]
+    timer = threading.Timer(1.0, then, (tmp_path, held))
+    timer.start()
+    said = text(tmp_path)
+    timer.join()
+    assert said.count("process 12 on node7, since 20") == 1 + (host == "node7")
+    assert "looking for a sign of life, for 15 s at most" in said
+    assert (f" on {host}," in said.partition("\n")[2]) if host else "killed, or ended without a word" in said
+
+
+def test_who_only_looks_waits_for_no_sign_and_changes_nothing(tmp_path: Path) -> None:
+    out = write(tmp_path / "out", run_started(), stage_started(), iterated(3))
+    store.prepare(store.LocalDisk(), out)
+    taken(out, NODE7)
+    before = {p: (p.stat().st_mtime_ns, p.is_file() and p.read_bytes()) for p in out.rglob("*")}
+    for life, said in (
+        ("a0001", "process 12 on node7"),
+        ("a0002", "a process that left no readable name in a0002.json"),
+    ):
+        if life == "a0002":
+            (out / "lives" / "a0002.json").write_bytes(b"{")
+        assert contract.stagerun(["view", out, "--save", tmp_path / "page.html"], tmp_path).exit_code == 0
+        assert f"no word of an end from {said}" in (tmp_path / "page.html").read_text()
+    (out / "lives" / "a0002.json").unlink()
+    assert before.keys() == {*out.rglob("*")}
+    assert all(before[p][1] == (p.is_file() and p.read_bytes()) for p in before)

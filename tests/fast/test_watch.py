@@ -1,0 +1,516 @@
+"""Who is to blame when a job hangs, and who is slow: the record that a worker writes and its monitor reads, the monitors among each other, and the
+judgement over what is known of each rank."""
+
+import math
+import random
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from facade import Limits, Pulse, Section
+
+from stagerun.command.shared import limits
+from stagerun.launch.watch.judge import SLOW, WINDOW, Pace, Seen, judge, quiet, tick
+from stagerun.launch.watch.peers import Peers
+from stagerun.launch.watch.process import shortened
+from stagerun.system.pulse import SIZE, Beat, beating, read
+
+ITERATION, EVALUATION, SAVE, START = Section.ITERATION, Section.EVALUATION, Section.SAVE, Section.START
+
+
+def seen(rank: int, idle: float = 0.1, waiting: bool = False, **more: object) -> Seen:
+    """A rank in an iteration whose steps take half a second."""
+    fields = {"section": ITERATION, "stage": "cyc1", "iter": 512, "slowest": 0.5, "state": "S", **more}
+    return Seen(rank=rank, host=f"node{rank // 2}", pid=4000 + rank, idle=idle, waiting=waiting, **fields)  # type: ignore[arg-type]
+
+
+# What is known of the ranks, and the ranks to blame; 60 s are an iteration's time-out.
+CASES = {
+    "all move": ([seen(0), seen(1), seen(2)], []),
+    "one is busy and the others wait for it, for less than the time-out": ([seen(0, 59, True), seen(1, 59)], []),
+    "one does not move, and the others wait for it": ([seen(0, 61, True), seen(1, 61), seen(2, 61, True)], [1]),
+    "rank 0 does not move": ([seen(0, 60), seen(1, 60, True)], [0]),
+    "two do not move": ([seen(0, 70), seen(1, 65), seen(2, 65, True)], [0, 1]),
+    "others wait for long for one that saves": ([seen(0, 300, section=SAVE), seen(1, 300, True)], []),
+    "saving takes too long": ([seen(0, 600, section=SAVE), seen(1, 600, True)], [0]),
+    "one is stopped while it waits": ([seen(0, 90, True), seen(1, 90, True, state="T", stopped=60.0)], [1]),
+    "one has been stopped for less": ([seen(0, 90, True), seen(1, 90, True, state="T", stopped=59.0)], []),
+    "one is stopped where sections are long": ([seen(0, 61, True, section=START), seen(1, 61, section=START, state="T", stopped=60.0)], [1]),
+    "a host is cut off": ([seen(0, 60, True), seen(1, 60, True), seen(2, 0, True, silence=60.0), seen(3, 0, silence=60.0)], [2, 3]),
+    "a host has been silent for less": ([seen(0, 59, True), seen(1, 0, silence=59.0)], []),
+    "a host is cut off where sections are long": ([seen(0, 61, True, section=START), seen(1, 0, True, section=START, silence=61.0)], [1]),
+    "one whose steps took 20 s has ten times as long": ([seen(0, 199, True), seen(1, 199, slowest=20.0)], []),
+    "and not longer": ([seen(0, 201, True), seen(1, 201, slowest=20.0)], [1]),
+    "nothing is known of how long a step takes": ([seen(0, 599, slowest=0.0)], []),
+    "a step may compile": ([seen(0, 599, compiled=True)], []),
+    "a job of one worker": ([seen(0, 61)], [0]),
+    "in a disk's hands": ([seen(0, 61, state="D")], [0]),
+    "nobody reads its screen": ([seen(0, 90000, printing=True), seen(1, 90000, True)], []),
+    "one has ended, and the others wait for it": ([seen(0, 61, True), seen(1, 0, ended=60.0), seen(2, 60, True)], [1]),
+    "one has ended less long ago": ([seen(0, 90, True), seen(1, 0, ended=59.0)], []),
+    "one has ended, and the others have begun to wait later": ([seen(0, 59, True), seen(1, 0, ended=600.0)], []),
+    "one has ended, and another saves": ([seen(0, 500, section=SAVE), seen(1, 0, ended=600.0), seen(2, 600, True)], []),
+    "one has ended in an evaluation": ([seen(0, 60, True, section=EVALUATION, slowest=0.0), seen(1, 0, ended=60.0)], [1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_who_is_to_blame(name: str) -> None:
+    ranks, blamed = CASES[name]
+    verdict = judge(ranks, len(ranks), Limits())
+    assert [guilty.rank for guilty in verdict.guilty] == blamed if verdict is not None else not blamed
+
+
+def test_a_time_out_that_is_given_holds_whatever_the_steps_took() -> None:
+    short = Limits({ITERATION: 5.0})
+    slow = seen(1, 5.1, slowest=30.0, compiled=True)
+    assert judge([seen(0, 5.1, True), slow], 2, short) is not None
+    assert judge([seen(0, 5.1, True), replace(slow, section=EVALUATION)], 2, short) is None
+    assert judge([seen(0, 9, True), seen(1, 9, section=SAVE, state="T", stopped=5.0)], 2, short) is not None
+
+
+def test_in_a_large_job_a_monitor_speaks_more_seldom_and_is_not_silent_for_it() -> None:
+    ranks = [replace(seen(rank, 70, True), silence=tick(1000) + 0.5) for rank in range(1000)]
+    verdict = judge(ranks, 1000, Limits())
+    assert verdict is not None and not verdict.guilty and quiet(1000) >= 3 * tick(1000) and quiet(4) == 2.0
+
+
+def test_when_all_wait_for_each_other_it_is_the_network() -> None:
+    ranks = [seen(rank, 70 - rank, True) for rank in range(4)]
+    verdict = judge(ranks, 4, Limits())
+    assert verdict is not None and not verdict.guilty
+    text = verdict.message()
+    assert text.startswith(
+        "all 4 ranks have waited for each other for 1 min 07 s (time-out 1 min 00 s) in section iteration"
+    )
+    assert "the network between node0 and node1 does not carry" in text
+    # The last one to wait has not waited for long; one is not watched; one has not been heard; one is stopped, and will be blamed.
+    assert judge([*ranks[:3], seen(3, 59, True)], 4, Limits()) is None
+    assert judge(ranks[:3], 4, Limits()) is None
+    assert judge([*ranks[:3], seen(3, 70, True, silence=3.0)], 4, Limits()) is None
+    assert judge([*ranks[:3], seen(3, 70, True, state="T", stopped=59.9)], 4, Limits()) is None
+
+
+def test_ranks_that_no_one_watches_are_waited_for_as_long_as_anything_may_take() -> None:
+    """Their monitors are gone, and they may be well."""
+    watched = [seen(0, 1801, True), seen(2, 1800, True)]
+    verdict = judge(watched, 4, Limits())
+    assert verdict is not None and not verdict.guilty
+    assert "for others, of which some are not watched: rank 1 and rank 3" in verdict.message()
+    assert judge([watched[0], seen(2, 1799, True)], 4, Limits()) is None
+    assert judge([watched[0], seen(2, 59, slowest=1.0)], 4, Limits()) is None, "they get on"
+    assert judge(watched, 4, Limits({SAVE: 7200.0})) is None
+    assert judge([seen(0, 1801, True, slowest=200.0)], 2, Limits()) is None
+    assert judge([seen(1, 90000, True)], 1, Limits()) is None
+
+
+@pytest.mark.parametrize(
+    "one, text",
+    [
+        (
+            seen(2, 61.4, state="T", stopped=61.2),
+            "rank 2 on node1 has not moved for 1 min 01 s (time-out 1 min 00 s) in section iteration, `cyc1` at iteration 512; "
+            "process 4002 is stopped (state T)",
+        ),
+        (
+            seen(2, 61.4, state="D"),
+            "process 4002 waits for a disk or a file server (state D), where no signal reaches it",
+        ),
+        (
+            seen(2, 601, section=START, stage=""),
+            "has not moved for 10 min 01 s (time-out 10 min 00 s) in section start",
+        ),
+        (
+            seen(2, 1, silence=75.0),
+            "rank 2 on node1 can't be reached for 1 min 15 s (time-out 1 min 00 s): its host, or the network to it, is down; it "
+            "was in section iteration, `cyc1` at or after iteration 512",
+        ),
+    ],
+)
+def test_what_is_said(one: Seen, text: str) -> None:
+    verdict = judge([seen(0, 70, True), replace(one, stack="File x\nFile y")], 2, Limits())
+    assert verdict is not None
+    said = verdict.message()
+    assert text in said and "hint: run the same command again: it goes on from the newest snapshot" in said
+    assert f"--timeout {one.section.value}=TIME" in said
+    assert "  the Python stack of this rank, the newest call first:\n    File x\n    File y\n" in said
+
+
+def test_of_many_only_some_are_named() -> None:
+    verdict = judge([seen(rank, 70, stack="File x") for rank in range(64)], 64, Limits())
+    assert verdict is not None
+    said = verdict.message()
+    assert "rank 3 on" in said and "rank 4 on" not in said and "and 60 more" in said and said.count("File x") == 1
+
+
+FAULTHANDLER = """Thread 0x00007f26a57fa6c0 [loader] (most recent call first):
+  File "/x/loader.py", line 331 in wait
+  File "/x/threading.py", line 1002 in _bootstrap
+
+Current thread 0x00007f27d1d0f080 [python] (most recent call first):
+  File "/x/group.py", line 12 in wait
+  File "/x/loop.py", line 60 in train
+  File "/x/stagerun/launch/start.py", line 124 in _watched
+  File "/x/click/core.py", line 911 in invoke
+"""
+
+
+def test_a_stack_is_that_of_the_thread_that_trains() -> None:
+    main, loader = 0x00007F27D1D0F080, 0x00007F26A57FA6C0
+    own = ['File "/x/group.py", line 12 in wait', 'File "/x/loop.py", line 60 in train']
+    assert shortened(FAULTHANDLER, main).splitlines() == own
+    # The signal's handler may run in any thread.
+    assert shortened(FAULTHANDLER, loader).startswith('File "/x/loader.py", line 331 in wait')
+    long = f"Thread {7:#018x} (most recent call first):\n" + '  File "/x/deep.py", line 1 in f\n' * 500
+    assert shortened(FAULTHANDLER * 20 + long, 7).splitlines()[20:] == ["and 480 more"]
+    assert shortened("", 7) == "" and shortened("nonsense\n", 7) == ""
+
+
+# -- stragglers
+
+NOTHING = [(0, 0.0), (0, 0.0)]
+
+
+def paces(*looks: list[tuple[int, float]]) -> list[list[str]]:
+    """What is reported at each look: (device batches, busy seconds) of each rank so far."""
+    pace = Pace()
+    return [pace.look([seen(n, batches=b, busy=s) for n, (b, s) in enumerate(look)]) for look in looks]
+
+
+@pytest.mark.parametrize(
+    "looks, slow",
+    [
+        # Of two ranks the faster is the measure.
+        ([NOTHING, [(50, 5.0), (50, 5.0 * (SLOW + 0.01))]], 1),
+        ([NOTHING, [(50, 5.0), (50, 5.0 * (SLOW - 0.01))]], 0),
+        # More device batches are not slower ones.
+        ([NOTHING, [(100, 10.0), (150, 15.0)]], 0),
+        # Too few batches, or seconds, say nothing; nor does one rank alone.
+        ([NOTHING, [(WINDOW - 1, 5.0), (WINDOW - 1, 50.0)]], 0),
+        ([NOTHING, [(50, 0.5), (50, 4.0)]], 0),
+        ([[(0, 0)], [(500, 50.0)]], 0),
+        # A rank that comes late starts the comparison anew.
+        ([[(0, 0)], [(500, 5.0), (500, 50.0)]], 0),
+    ],
+)
+def test_who_is_slow(looks: list[list[tuple[int, float]]], slow: int) -> None:
+    assert [len(texts) for texts in paces(*looks)] == [0, slow]
+
+
+def test_a_slow_rank_is_reported_once_until_it_recovers() -> None:
+    def look(n: int, slow: float) -> list[tuple[int, float]]:
+        return [(n, n * 0.1), (n, n * 0.1), (n, slow), (n, n * 0.11)]
+
+    told = paces(look(0, 0), look(50, 9.0), look(100, 18.0), look(150, 23.0), look(200, 33.0))
+    assert [len(texts) for texts in told] == [0, 1, 0, 0, 1]
+    assert told[1] == [
+        "rank 2 on node1 is slow: a device batch takes it 0.18 s, 1.8 x the median of all 4; the others wait for it"
+    ]
+
+
+def test_a_suspended_job_has_no_slow_rank() -> None:
+    pace = Pace()
+    pace.look([seen(rank, batches=0, busy=0.0) for rank in range(2)])
+    pace.restart()
+    assert not pace.look([seen(rank, batches=50, busy=5.0 + 95.0 * rank) for rank in range(2)])
+
+
+# -- the record
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Kept:
+    """A pulse, its clock and what a monitor reads of it."""
+
+    def __init__(self) -> None:
+        self.clock, self.buffer = Clock(), bytearray(SIZE)
+        self.pulse = Pulse(memoryview(self.buffer), self.clock)
+
+    def after(self, seconds: float) -> Pulse:
+        self.clock.now += seconds
+        return self.pulse
+
+    def read(self) -> Beat:
+        found = read(bytes(self.buffer))
+        assert found is not None
+        return found
+
+
+def test_what_is_written_is_read() -> None:
+    kept = Kept()
+    assert kept.read() == Beat(moved=100.0, since=100.0)
+    kept.after(1).stage("cyc1", 7, compiled=True)
+    assert kept.read() == Beat(Section.FIRST_ITERATION, compiled=True, moved=101.0, since=100.0, iter=7, stage="cyc1")
+    kept.after(1).wait()
+    assert kept.read().waiting and kept.read().since == 102.0 and kept.read().moved == 101.0
+    kept.after(3).go_on()
+    assert not kept.read().waiting and kept.read().moved == 105.0
+    kept.pulse.stage("x" * 63 + "ü" * 9, 0, compiled=False)
+    assert kept.read().stage.startswith("x" * 63)
+
+
+def test_a_record_that_is_being_written_is_never_taken_for_whole() -> None:
+    kept, rng = Kept(), random.Random(1)
+    for number in range(300):
+        before, iter_before = bytes(kept.buffer), kept.read().iter
+        kept.pulse.stage("s", number + 1, compiled=False)
+        after = bytes(kept.buffer)
+        # Any part of the new bytes may be seen before any other.
+        changed = [i for i in range(SIZE) if before[i] != after[i]]
+        torn = bytearray(before)
+        for i in rng.sample(changed, rng.randrange(len(changed) + 1)):
+            torn[i] = after[i]
+        found = read(bytes(torn))
+        assert found is not None and found.iter in (iter_before, number + 1)
+    assert read(bytes(SIZE)) is None
+
+
+def test_sections_nest_and_come_back() -> None:
+    kept = Kept()
+    kept.pulse.stage("a", 0, compiled=False)
+    with kept.after(5).section(Section.SAVE):
+        assert kept.read().section is Section.SAVE and kept.read().moved == 105.0
+        with kept.after(1).section(Section.EVALUATION):
+            assert kept.read().section is Section.EVALUATION
+        assert kept.read().section is Section.SAVE
+    assert kept.read().section is Section.FIRST_ITERATION
+    with pytest.raises(ValueError), kept.pulse.section(Section.SAVE):
+        raise ValueError
+    assert kept.read().section is Section.FIRST_ITERATION
+
+
+def test_what_is_met_or_reported_while_images_are_copied_is_no_progress_of_the_copy() -> None:
+    kept = Kept()
+    with kept.pulse.section(Section.COPY):
+        for _ in range(9):
+            kept.after(1).wait()
+            kept.after(1).go_on()
+        assert kept.read().moved == 100.0
+        kept.after(1).beat()
+        assert kept.read().moved == 119.0
+        for _ in range(3):
+            kept.after(50).wait()
+            kept.pulse.go_on()
+            with kept.pulse.printing():
+                kept.clock.now += 1000
+            with kept.after(50).section(Section.SAVE):
+                assert kept.read().moved == kept.clock.now
+                kept.clock.now += 10
+        assert kept.read().section is Section.COPY
+        assert kept.clock.now - kept.read().moved == 300.0, "all but what it took to tell"
+    assert kept.read().moved == kept.clock.now
+
+
+def train(kept: Kept, iterations: int, batches: int, step: float, wait: float) -> None:
+    for _ in range(iterations):
+        begun = kept.clock.now
+        for _ in beating(range(batches), kept.pulse):
+            kept.clock.now += step
+        kept.pulse.wait()
+        kept.after(wait).go_on()
+        kept.pulse.iterated(kept.read().iter + 1, kept.clock.now - begun)
+
+
+def test_busy_seconds_leave_out_waiting_and_the_first_iteration() -> None:
+    kept = Kept()
+    kept.pulse.stage("a", 0, compiled=False)
+    train(kept, 1, 3, step=100.0, wait=5.0)
+    assert kept.read().batches == 0 and kept.read().section is Section.ITERATION
+    train(kept, 10, 3, step=2.0, wait=5.0)
+    with kept.after(1).section(Section.EVALUATION):
+        for _ in beating(range(7), kept.pulse):
+            kept.clock.now += 3
+    assert kept.read().batches == 30 and kept.read().busy == pytest.approx(60.0) and kept.read().iter == 11
+
+
+def test_the_slowest_step_is_remembered_for_a_while_without_what_others_took() -> None:
+    kept = Kept()
+    kept.pulse.stage("a", 0, compiled=False)
+    train(kept, 1, 2, step=9.0, wait=500.0)
+    assert kept.read().slowest == pytest.approx(9.0), "the first iteration says what to expect"
+    train(kept, 120, 2, step=2.0, wait=500.0)
+    assert kept.read().slowest == pytest.approx(2.0)
+    with kept.pulse.section(Section.EVALUATION):
+        assert kept.read().slowest == 0.0, "nothing is known of evaluations yet"
+        for _ in beating(range(3), kept.pulse):
+            kept.clock.now += 30
+        assert kept.read().slowest == pytest.approx(30.0)
+    assert kept.read().slowest == pytest.approx(2.0)
+    with kept.pulse.section(Section.EVALUATION):
+        assert kept.read().slowest == pytest.approx(30.0)
+
+
+def test_a_suspension_says_nothing_of_how_long_a_step_takes() -> None:
+    kept = Kept()
+    kept.pulse.stage("a", 0, compiled=False)
+    train(kept, 11, 2, step=0.5, wait=0.1)
+    before = kept.read()
+    kept.after(0.5).beat()
+    kept.after(7200).beat()
+    kept.pulse.wait()
+    kept.after(0.1).go_on()
+    kept.pulse.iterated(12, 7200.6)
+    assert (kept.read().slowest, kept.read().busy, kept.read().batches) == (0.5, before.busy, before.batches)
+    train(kept, 1, 2, step=0.5, wait=0.1)
+    assert kept.read().busy == pytest.approx(before.busy + 1.0)
+    # No suspension, but a rank that is allowed to be slow.
+    patient = Pulse(memoryview(kept.buffer), kept.clock, Limits({Section.ITERATION: 9000.0}))
+    patient.stage("a", 0, compiled=False)
+    patient.iterated(1, 1.0)
+    for _ in range(2):
+        kept.clock.now += 7200
+        patient.beat()
+    assert kept.read().slowest == pytest.approx(7200)
+
+
+def test_printing_is_reported_and_an_iteration_goes_on_after_it() -> None:
+    kept = Kept()
+    kept.pulse.stage("a", 0, compiled=False)
+    train(kept, 1, 2, step=1.0, wait=0.0)
+    begun = kept.clock.now
+    for _ in range(2):
+        kept.after(1).beat()
+    kept.pulse.wait()
+    kept.after(50).go_on()
+    with kept.pulse.section(Section.SAVE), kept.pulse.printing():
+        assert kept.read().printing and kept.read().section is Section.SAVE
+        kept.clock.now += 1000
+    assert not kept.read().printing and kept.read().moved == kept.clock.now
+    kept.pulse.iterated(2, 52.0)
+    assert begun and kept.read().busy == pytest.approx(2.0) and kept.read().batches == 2
+
+
+TIME_OUTS = {
+    (): [(Section.START, {}, 600), (Section.SAVE, {}, 600), (Section.COPY, {}, 1800), (Section.ITERATION, {"slowest": 1.0}, 60),
+         (Section.ITERATION, {"slowest": 7.0}, 70), (Section.EVALUATION, {"slowest": 0.0}, 600),  # not a batch is done yet
+         (Section.ITERATION, {"slowest": 1.0, "compiled": True}, 600)],
+    ("first_iteration=2h", "iteration=3s"): [(Section.ITERATION, {"slowest": 9.0, "compiled": True}, 3)],
+    ("iteration=90s", "save = 1:00:00"): [(Section.ITERATION, {}, 90), (Section.SAVE, {}, 3600), (Section.COPY, {}, 1800)],
+    ("iteration=off",): [(Section.ITERATION, {}, math.inf)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", TIME_OUTS)
+def test_time_outs(words: tuple[str, ...]) -> None:
+    found = limits(words)
+    assert found is not None and limits(("off",)) is None
+    for section, known, seconds in TIME_OUTS[words]:
+        assert found.of(section, **known) == seconds
+    assert words[:1] != ("first_iteration=2h",) or found.longest == 7200
+
+
+# -- the monitors among each other
+
+TOKEN = "a" * 32
+
+
+class Pair:
+    """The monitors of two ranks in one process."""
+
+    def __init__(self, size: int = 2) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.ends: list[str] = []
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.place = {"token": TOKEN, "name": "node0", "family": int(socket.AF_INET), "address": listener.getsockname()}
+        self.hub = Peers(0, size, self.selector, self.ends.append, listener.detach())
+        self.spoke = Peers(1, size, self.selector, self.ends.append)
+
+    def until(self, found: Callable[[], object]) -> None:
+        """Both look and listen in turn."""
+        end = time.monotonic() + 120
+        while not found():
+            assert time.monotonic() < end
+            now = time.monotonic() + 10  # so that it comes again at once
+            self.spoke.speak(seen(1, 0.0), now)
+            self.hub.speak(seen(0, 0.0), now)
+            for key, _ in self.selector.select(0.05):
+                key.data(key.fileobj)
+
+    def meet(self) -> None:
+        self.hub.meet(self.place)
+        self.spoke.meet(self.place)
+        self.until(lambda: self.known(self.hub) and self.known(self.spoke))
+
+    @staticmethod
+    def known(side: Peers) -> list[int]:
+        return [one.rank for one in side.seen(time.monotonic())]
+
+    def close(self) -> None:
+        for key in list(self.selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        self.selector.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.close()
+
+
+def test_who_comes_before_the_token_is_known_comes_again_and_one_with_another_does_not(pair: Pair) -> None:
+    pair.spoke.meet(pair.place)
+    pair.hub.meet({"token": "b" * 32})
+    pair.until(lambda: pair.spoke.judged(time.monotonic()))
+    pair.until(lambda: not pair.spoke.judged(time.monotonic()))
+    assert not pair.known(pair.hub) and not pair.spoke.gone(time.monotonic())
+    pair.hub.meet(pair.place)
+    pair.until(lambda: pair.known(pair.hub) == [1] and pair.known(pair.spoke) == [0])
+
+
+def test_for_a_monitor_that_goes_without_a_word_no_rank_is_blamed(pair: Pair) -> None:
+    pair.meet()
+    pair.spoke.peers[0].lines.close()  # type: ignore[union-attr]
+    pair.selector.unregister(pair.spoke.peers[0].lines)  # type: ignore[arg-type]
+    pair.spoke.place = {}
+    pair.until(lambda: not pair.known(pair.hub))
+    now = time.monotonic()
+    assert pair.hub.gone(now) == ["rank 1 on node0"]
+    assert judge([seen(0, 900, waiting=True), *pair.hub.seen(now)], 2, Limits()) is None
+
+
+@pytest.mark.parametrize("size, gone", [(2, True), (1000, False)])
+def test_who_speaks_seldom_is_not_gone(size: int, gone: bool) -> None:
+    """Each of a thousand ranks speaks once in two seconds."""
+    pair = Pair(size)
+    pair.meet()
+    later = max(pair.hub.peers[1].heard, pair.spoke.peers[0].heard) + 2.5
+    assert bool(pair.hub.gone(later)) is gone is bool(pair.spoke.gone(later)) is not pair.spoke.judged(later)
+    pair.close()
+
+
+@pytest.mark.parametrize("worded", [True, False])
+def test_a_worker_that_was_killed_is_gone_and_one_that_ends_with_an_error_is_not(pair: Pair, worded: bool) -> None:
+    """Both are blamed by those that wait for them."""
+    pair.meet()
+    pair.spoke.send({"bye": True, "worded": worded})
+    pair.spoke.place = {}
+    pair.until(lambda: pair.hub.peers[1].left is not None)
+    now = time.monotonic()
+    assert pair.hub.gone(now) == ([] if worded else ["rank 1 on node0"])
+    assert judge([seen(0, 59, waiting=True), *pair.hub.seen(now + 61)], 2, Limits()) is None
+    verdict = judge([seen(0, 61, waiting=True), *pair.hub.seen(now + 61)], 2, Limits())
+    assert verdict is not None and "rank 1 on node0 has ended" in verdict.message()
+
+
+def test_what_rank_0_decides_the_others_hear_and_that_it_is_gone(pair: Pair) -> None:
+    pair.meet()
+    assert pair.spoke.judged(time.monotonic())
+    pair.hub.send({"end": "it hangs"})
+    pair.spoke.send({"end": "a rank may not say so"})
+    pair.until(lambda: pair.ends)
+    pair.hub.send({"bye": True, "worded": False})
+    pair.until(lambda: not pair.spoke.judged(time.monotonic()))
+    assert pair.ends == ["it hangs"] and pair.spoke.gone(time.monotonic()) == ["rank 0 on node0"]
+    verdict = judge([seen(1, 61, waiting=True), *pair.spoke.seen(time.monotonic() + 61)], 2, Limits())
+    assert verdict is not None and "rank 0 on node0 has ended" in verdict.message()

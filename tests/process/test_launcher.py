@@ -1,0 +1,402 @@
+"""The launcher and its workers: one verdict for all of them, what each does about signals, and what a launcher does with those that hang."""
+
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from facade import Context, Event, ExitCode, RunFinished, Stopped, StorageError, World
+
+from stagerun.comm import SoloComm
+from stagerun.language import load
+from stagerun.launch import StopRequest, folder, local, run_workers
+from stagerun.launch.folder import Report
+from stagerun.launch.local import verdict
+from stagerun.launch.stopping import least_before
+from stagerun.system import signals
+from stagerun.train.command import RunOptions, stopped_after
+from stagerun.train.run import Output
+
+NOTHING_STARTED = folder.nothing_started(ExitCode.SAVED)
+
+KILLED = (
+    "worker 1 was killed by SIGKILL\n  hint: run the same command again: it goes on from the newest snapshot"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "reports, deaths, expected",
+    [
+        # An error that every rank met alike is reported once.
+        ([Report(0, 79, "nan"), Report(1, 79, "nan")], {0: 79, 1: 79}, (79, "nan")),
+        # Different ones are reported with their ranks.
+        ([Report(0, 65, "a"), Report(1, 65, "b")], {0: 65, 1: 65}, (65, "rank 0: a\nrank 1: b")),
+        # The one that raised it tells; the others heard of it.
+        ([Report(0, 74, "disk full"), Report(1, 74, "")], {0: 74, 1: 74}, (74, "disk full")),
+        ([Report(0, 64, ""), Report(1, 64, "typo")], {0: 64, 1: 64}, (64, "typo")),
+        # Who lost its peers is not the cause.
+        ([Report(0, 69, "peers are gone"), Report(1, 65, "bad record")], {0: 69, 1: 65}, (65, "bad record")),
+        ([Report(0, 70, "bug"), Report(1, 69, "peers are gone")], {0: 70}, (70, "bug")),
+        # A kill is, if no one has said anything better.
+        ([Report(0, 69, "peers are gone")], {0: 69, 1: -9}, (69, KILLED)),
+        ([], {1: -9, 2: -9}, (69, KILLED)),
+        ([Report(0, 69, "peers are gone"), Report(1, 74, "full")], {0: 69, 1: 74, 2: -9}, (74, "full")),
+        # The others are ended after a death; a report says more than that signal.
+        ([Report(0, 69, "lost"), Report(1, 69, "lost too")], {0: -15, 1: 69}, (69, "lost")),
+        # Stopped on demand.
+        ([Report(0, 75, ""), Report(1, 75, "")], {}, (75, "")),
+        ([Report(0, 75, ""), Report(1, 75, "")], {0: 75, 1: 75}, (75, "")),
+        # A signal that came when all was done.
+        ([Report(0, 0, ""), Report(1, 0, "")], {}, (0, "")),
+        ([Report(0, 0, ""), Report(1, 0, "")], {1: -9}, (0, "")),
+        ([Report(0, 0, "")], {1: -9, 2: -15}, (0, "")),
+        ([Report(1, 0, "")], {0: -15, 1: -9}, (69, KILLED)),
+        # One could not save: then the run didn't.
+        ([Report(0, 74, "full"), Report(1, 75, "")], {0: 74}, (74, "full")),
+        # No one said anything: an interpreter that didn't start, say.
+        ([], {0: 1}, (1, "worker 0 ended with exit code 1 and said nothing")),
+        ([], {}, (70, "worker 0 ended with exit code 70 and said nothing")),
+    ],
+)
+def test_verdict(reports: list[Report], deaths: dict[int, int], expected: tuple[int, str]) -> None:
+    assert verdict(reports, deaths) == expected
+
+
+@pytest.mark.parametrize(
+    "reports, deaths, asked, expected",
+    [
+        # Before any worker was started.
+        ([], {}, True, (75, NOTHING_STARTED)),
+        # Before it could say so.
+        ([], {0: 75, 1: -15}, True, (69, "worker 1 was killed by SIGTERM")),
+        ([], {1: 75}, False, (75, NOTHING_STARTED)),
+        # One alone left before it met the others, who miss it.
+        ([Report(0, 69, "peers are gone"), Report(1, 75, NOTHING_STARTED)], {1: 75}, False, (75, NOTHING_STARTED)),
+        ([Report(0, 75, ""), Report(1, 75, "")], {1: 75}, True, (75, "")),
+        # One that was killed meanwhile could be the one that writes.
+        ([Report(1, 75, "")], {0: -9, 1: 75}, True, (69, "worker 0 was killed by SIGKILL")),
+        # No one asked: the others were stopped since one had ended.
+        (
+            [Report(0, 75, NOTHING_STARTED)],
+            {0: 75, 1: 70},
+            False,
+            (70, "worker 1 ended with exit code 70 and said nothing"),
+        ),
+        ([], {0: 75, 1: 65}, False, (65, "worker 1 ended with exit code 65 and said nothing")),
+        # Done before the signal came.
+        ([Report(0, 0, ""), Report(1, 0, "")], {}, True, (0, "")),
+    ],
+)
+def test_the_verdict_on_a_stop(
+    reports: list[Report], deaths: dict[int, int], asked: bool, expected: tuple[int, str]
+) -> None:
+    code, text = verdict(reports, deaths, asked)
+    assert code == expected[0] and text.startswith(expected[1])
+
+
+# -- requests
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Puts those of this process back."""
+    before = {number: signal.getsignal(number) for number in signals.stop_signals()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_a_stop_request_waits_to_be_asked(number: signal.Signals) -> None:
+    stop = StopRequest()
+    stop.install()
+    assert not stop()
+    signal.raise_signal(number)
+    assert stop() and stop.signal is number
+    signal.raise_signal(signal.SIGTERM)  # schedulers send several
+    assert stop()
+
+
+@pytest.mark.usefixtures("handlers")
+def test_stop_after_is_a_signal_to_the_command_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    stop = StopRequest()
+    stop.install()
+    with stopped_after(60.0), stopped_after(0.05):
+        end = time.monotonic() + 60
+        while not stop() and time.monotonic() < end:
+            time.sleep(0.01)
+    assert stop.signal is signal.SIGTERM
+    first, second = filter(None, capfd.readouterr().err.splitlines())
+    assert first == "--stop-after 0 s: the time is up"
+    assert second == "SIGTERM: stopping after this iteration, to save"
+    with stopped_after(0.05):
+        pass
+    stop.settle(0)
+    time.sleep(0.1)  # a command that has ended is not stopped
+    assert capfd.readouterr().err == ""
+    assert RunOptions("d", stop_after=60.0).arguments() == ["run", "d"], "workers have no clock of their own"
+
+
+def test_the_clock_of_rank_0_alone_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with stopped_after(60.0):
+        assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_sigterm_after_a_death_is_not_announced_and_the_launchers_is_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher ends workers by SIGTERM when another is gone. A scheduler sends signals to all processes alike, and that of the
+    launcher comes a little later."""
+    monkeypatch.setenv("STAGERUN_REPORT_DIR", str(tmp_path))
+    stop = StopRequest()
+    stop.install()
+    signal.raise_signal(signal.SIGTERM)
+    assert stop() and capfd.readouterr().err == ""
+    folder.ask(tmp_path, signal.SIGUSR1)
+    for _ in range(2):
+        signal.raise_signal(signal.SIGTERM)
+    told = "SIGTERM: stopping after this iteration, to save"
+    assert capfd.readouterr().err.strip() == told and stop.signal is signal.SIGTERM
+
+
+def test_a_deadline_runs_from_the_first_signal(handlers: None) -> None:
+    stop = StopRequest(grace=100.0)
+    stop.install()
+    assert stop.left() is None
+    signal.raise_signal(signal.SIGUSR1)
+    first = stop.left()
+    assert first is not None and 0 < first <= least_before(100.0) < 100, "our launcher would kill then"
+    signal.raise_signal(signal.SIGTERM)
+    assert stop.signal is signal.SIGUSR1 and stop.left() <= first
+    patient = StopRequest()
+    patient.install()
+    signal.raise_signal(signal.SIGTERM)
+    assert patient() and patient.left() is None
+
+
+def child(work: Callable[[], None]) -> int:
+    """The exit code of `work()` in a process of its own, which has a minute for it."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        try:
+            work()
+        finally:
+            os._exit(99)  # it should have ended before
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_before_anything_is_started_a_signal_ends_the_process(capfd: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        StopRequest().install(ExitCode.SAVED)
+        signal.raise_signal(signal.SIGTERM)
+
+    assert child(work) == 75
+    assert f"SIGTERM: {NOTHING_STARTED}" in capfd.readouterr().err
+
+
+def test_also_while_the_main_thread_waits_outside_of_python() -> None:
+    def work() -> None:
+        stop = StopRequest()
+        stop.install(ExitCode.SAVED)
+        with stop.watched():
+            os.kill(os.getpid(), signal.SIGTERM)
+            # The signal stays blocked for this thread, as in a library that restarts its calls.
+            threading.Event().wait(60)
+
+    assert child(work) == 75
+
+
+def test_also_where_a_thread_of_a_library_is_the_one_that_the_signal_finds() -> None:
+    def work() -> None:
+        stop = StopRequest()
+        stop.install(ExitCode.SAVED)
+        library = threading.Thread(target=threading.Event().wait, args=(60,), daemon=True)
+        library.start()
+        with stop.watched():
+            signal.pthread_kill(library.ident or 0, signal.SIGTERM)
+            signal.sigtimedwait([signal.SIGUSR2], 60)  # in C, so that no handler runs
+
+    assert child(work) == 75
+
+
+def test_what_comes_when_the_wait_is_over_is_not_lost(handlers: None) -> None:
+    stop = StopRequest()
+    stop.install(ExitCode.SAVED)
+    with stop.watched():
+        stop.begin()
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.signal is signal.SIGTERM, "whichever thread has taken it"
+
+
+INT, TERM, USR1, SETTLED = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        ((INT, TERM, TERM, USR1), 75),
+        ((INT, TERM, TERM, USR1, INT), 130),
+        ((INT, SETTLED, TERM), 75),
+        ((INT, SETTLED, TERM, INT), 130),
+    ],
+)
+def test_a_second_interrupt_ends_at_once_and_another_signal_does_not(sent: tuple[int, ...], code: int) -> None:
+    def work() -> None:
+        stop = StopRequest()
+        stop.install()
+        for number in sent:
+            signal.raise_signal(number) if number else stop.settle(ExitCode.PEER)
+        os._exit(75)
+
+    assert child(work) == code
+
+
+@pytest.mark.parametrize("event", [Stopped(stage="a", iter=1, reason="asked"), RunFinished(trained=True, seconds=1.0)])
+def test_an_interrupt_from_the_last_word_on_does_not_deny_it(
+    event: Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does a launcher that kills the worker then, and reads its report."""
+    monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path))
+
+    def interrupts(event: Event) -> None:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+
+    def work() -> None:
+        stop = StopRequest()
+        stop.install()
+        schedule = load(Path(__file__).parents[2] / "solvers" / "fashion_base")
+        context = Context(schedule, "", SoloComm(), World(), torch.device("cpu"), None, stop, settle=stop.settle)
+        output = Output(context, ExitStack())
+        output.sinks.append(interrupts)
+        output.show(event)
+
+    code = ExitCode.SAVED if isinstance(event, Stopped) else ExitCode.DONE
+    assert child(work) == code and capfd.readouterr().err == ""
+    assert folder.reports(tmp_path, 1) == [Report(0, code, "")]
+
+
+# -- launcher and workers
+
+
+def test_a_worker_that_enters_late_finds_the_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handlers: None
+) -> None:
+    monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path))
+    asked = folder.ask(tmp_path, signal.SIGUSR1)
+    stop = StopRequest(grace=50.0)
+    stop.install()
+    assert stop.signal is signal.SIGUSR1, "and not the SIGTERM by which the launcher passes it on"
+    left = stop.left()
+    assert left is not None and left <= 50.0 - (time.monotonic() - asked.at) + 1.0
+
+
+def test_signals_are_passed_on_to_children_that_have_entered_and_to_no_one_else(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        os.environ[folder.REPORT_DIR] = str(tmp_path)
+        stop = StopRequest()
+        stop.install()
+        os.write(writing, b"x")
+        while not stop():
+            time.sleep(0.01)
+        os._exit(75)
+    os.read(reading, 1)
+    (tmp_path / "1.pid").write_text("1")  # not a child of this process
+    (tmp_path / "2.pid").write_text("never a number")
+    folder.ask(tmp_path, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 75
+
+
+# In the place of a worker: it enters, and hangs.
+HANGS = """
+import os, signal, sys, time
+from stagerun.launch.folder import enter
+from stagerun.system import signals
+signal.signal(signal.SIGTERM, lambda *_: None)
+signals.release()
+enter(int(os.environ["RANK"]))
+while True:
+    time.sleep(1)
+"""
+
+
+def launcher(tmp_path: Path, grace: float, numbers: list[int], leaves: str = "") -> int:
+    """The exit code of a launcher of two workers that hang, which is sent these signals; `leaves`: the report of rank 0."""
+    worker = tmp_path / "worker.py"
+    worker.write_text(HANGS)
+
+    def told() -> None:
+        while (
+            not (found := list(Path(tempfile.gettempdir()).glob(f"{local.FOLDER_PREFIX}*/[01].pid"))) or len(found) < 2
+        ):
+            time.sleep(0.01)
+        if leaves:
+            (found[0].parent / "0.json").write_text(leaves)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            time.sleep(0.2)
+
+    def launches() -> None:
+        tempfile.tempdir, local.program = str(tmp_path), lambda module: [str(worker)]
+        with signals.held():
+            threading.Thread(target=told, daemon=True).start()
+        code, text = run_workers([], 2, 1, grace=grace)
+        print(text, flush=True)
+        os._exit(code)
+
+    return child(launches)
+
+
+def test_the_launcher_ends_workers_whose_time_is_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert launcher(tmp_path, 0.5, [signal.SIGTERM]) == 69
+    assert "workers had not ended 0 s after SIGTERM, and were killed" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("first", [[signal.SIGINT], [signal.SIGTERM, signal.SIGINT]])
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_second_interrupt_of_the_launcher_ends_at_once(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    first: list[signal.Signals],
+    saved: bool,
+) -> None:
+    leaves = '{"code": 75, "text": "all is saved"}' if saved else ""
+    assert launcher(tmp_path, 60.0, [*first, signal.SIGINT], leaves) == (75 if saved else 130)
+    assert ("all is saved" if saved else "ended without saving") in capfd.readouterr().err
+
+
+def test_without_room_for_temporary_files_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path / "gone"))
+    folder.enter(0)  # the launcher is gone
+    monkeypatch.setenv(folder.LAUNCHER_PID, str(os.getppid()))
+    with pytest.raises(StorageError, match="no folder for temporary files in ") as caught:
+        folder.enter(0)
+    assert "TMPDIR" in caught.value.hint
+
+
+def test_a_sigterm_of_the_launchers_before_anything_is_started_is_not_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path))
+    (tmp_path / "1.json").write_text('{"code": 69, "text": "it can\'t be started"}')
+
+    def work() -> None:
+        StopRequest().install(ExitCode.SAVED)
+        signal.raise_signal(signal.SIGTERM)
+
+    assert child(work) == 69 and capfd.readouterr().err == ""
+    assert verdict(folder.reports(tmp_path, 2), {0: 69, 1: 69}) == (69, "it can't be started")
