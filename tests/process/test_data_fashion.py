@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import threading
+import urllib.request
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,7 +23,7 @@ def idx_bytes(array: np.ndarray) -> bytes:
 
 
 @pytest.fixture
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with a Fashion-MNIST of 30 + 10 pictures, which `fashion` takes for the real one."""
     folder = tmp_path / "published"
     folder.mkdir()
@@ -34,7 +35,10 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(fashion, "PARTS", (("train_lmdb", "train", 30), ("test_lmdb", "t10k", 10)))
     monkeypatch.delenv(fashion.ENVIRONMENT, raising=False)
     monkeypatch.setattr(fashion, "SYSTEM_FOLDER", str(tmp_path / "not-installed"))
-    return folder
+    # urllib keeps the proxies of its first download in a process.
+    urllib.request.install_opener(None)  # type: ignore[arg-type]
+    yield folder
+    urllib.request.install_opener(None)  # type: ignore[arg-type]
 
 
 def test_fashion_from_a_named_folder_and_again(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
