@@ -102,8 +102,7 @@ NETS = {
 def is_resnet50_72ep(ours: Schedule, names: str) -> None:
     theirs = load(ROOT / "solvers" / "resnet50_72ep")
     for stage, other in zip(ours.stages, theirs.stages, strict=True):
-        name, parent = (text and text.removeprefix("custom_lr_") for text in (stage.name, stage.parent))
-        assert (name, parent, rates(stage)) == (other.name, other.parent, rates(other))  # to the last bit
+        assert (stage.name, stage.parent, rates(stage)) == (other.name, other.parent, rates(other))  # to the last bit
         for name in names.split():
             assert getattr(stage.solver, name) == getattr(other.solver, name), (stage.name, name)
 

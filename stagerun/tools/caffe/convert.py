@@ -190,7 +190,7 @@ def _with_nets(stages: Sequence[CaffeStage], folder: CaffeFolder, wanted: Wanted
         made = solver_settings(stage.text, found) | own_seeds.get(stage.step.name, {})
         nodes = workers[stage.step.name]
         made |= {s.name: s for s in (*batch(stage, nodes, made, found), *transforms(stage, val))}
-        if any(s.step.parent for s in stages) and (not stage.train.shuffle or seeded(stage)):
+        if any(s.step.parents for s in stages) and (not stage.train.shuffle or seeded(stage)):
             # Every Caffe begins at the first record, in the same order where there is nothing random about it.
             made["carry"] = AS_CAFFE
         evaluation(stage, val, made, val_count.number if val_count else 0, found)
@@ -201,7 +201,7 @@ def _with_nets(stages: Sequence[CaffeStage], folder: CaffeFolder, wanted: Wanted
                 made["model"] = Setting("model", message("model", own, stage.net.place))
             else:
                 made["net"] = setting("net", quoted(stage.written.name), stage.net.place)
-        if stage.step.start is not None and not stage.step.parent:
+        if stage.step.given and stage.step.start is not None:
             start = _given(stage.step.start, folder, found)
             made[start.name] = start
         go_on(stage, made, found)
@@ -272,7 +272,7 @@ def _without_nets(stages: Sequence[SolverStage], folder: CaffeFolder, wanted: Wa
         made["batch_size"] = Setting("batch_size", (ask("batch_size: 0", "images of one update, of all workers?"),))
         device = ask("device_batch_size: 0", "those of one worker's pass? BatchNorm sees these")
         made["device_batch_size"] = Setting("device_batch_size", (device,))
-        if any(s.step.parent for s in stages) and seeded(stage):
+        if any(s.step.parents for s in stages) and seeded(stage):
             made["carry"] = AS_CAFFE
         if not evaluated:
             made.pop("test_interval", None)

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from stagerun.base.recipe import Solver
 from stagerun.language.tree import Block
@@ -29,7 +30,7 @@ def note_norms(step: Step, trained: Sequence[Block], tested: Sequence[Block], fo
     """List BatchNorm layers with another `use_global_stats` than their phase has."""
     fresh = "the stage starts from fresh weights, and no pass has moved them"
     own = "an evaluation normalises by its own batch, and depends on which images share one"
-    for layers, value, why in ((() if step.parent or step.start else trained, True, fresh), (tested, False, own)):
+    for layers, value, why in ((() if step.parents or step.given else trained, True, fresh), (tested, False, own)):
         for view in (View(layer).inside("batch_norm_param") for layer in of_type(layers, "BatchNorm")):
             if view.has("use_global_stats") and view.flag("use_global_stats") is value:
                 found.leave(view.place("use_global_stats"), "use_global_stats", why, "carried over; is it meant?")
@@ -78,7 +79,10 @@ def overlapped_start(stage: SolverStage, before: SolverStage, nodes: bool) -> St
     whether `before`, the parent, had several."""
     every = View(before.text.block).whole("test_interval") or 0
 
-    name, mark, iteration = stage.step.parent.partition("@")
-    done = int(iteration or 0)
-    late = nodes and done > 1 and not (every and (before.step.begins + done) % every == 0)
-    return stage.step._replace(parent=f"{name}{mark}{done - late}") if mark else stage.step
+    def start(parent: str) -> str:
+        name, mark, iteration = parent.partition("@")
+        done = int(iteration or 0)
+        late = nodes and done > 1 and not (every and (before.step.begins + done) % every == 0)
+        return f"{name}{mark}{done - late}" if mark else parent
+
+    return replace(stage.step, parents=tuple(map(start, stage.step.parents)))

@@ -316,7 +316,7 @@ def evaluation(stage: CaffeStage, val: Images | None, made: dict[str, Setting], 
 
 def parent_of(stage: SolverStage, stages: Sequence[SolverStage]) -> SolverStage:
     """The stage it starts from; itself if there is none."""
-    name = stage.step.parent.partition("@")[0]
+    name = stage.step.parents[0].partition("@")[0] if stage.step.parents else ""
     return next((other for other in stages if other.step.name == name), stage)
 
 

@@ -115,8 +115,8 @@ def _schedule(converted: Converted, shared: Mapping[str, Setting], name: str, so
 
 def _stage_entry(step: Step, above: str) -> str:
     """`from` is written where it is not the stage above."""
-    start = "" if step.parent == above else f" from: {quoted(step.parent)}"
-    return f"stage {{ name: {quoted(step.name)}{start} }}"
+    start = "".join(f" from: {quoted(parent)}" for parent in step.parents or ("",))
+    return f"stage {{ name: {quoted(step.name)}{'' if (step.parents or ('',)) == (above,) else start} }}"
 
 
 def _about(converted: Converted, source: str) -> list[str]:
