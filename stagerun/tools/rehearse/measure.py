@@ -137,7 +137,8 @@ def rehearse(
         # A worker asks `stop` before its own iteration is counted; all count alike, so all stop at the same one. No evaluation
         # inside, which asks, too.
         if first:
-            live(whole, comm.size, lambda: stop() or observer.iterated + 1 >= first, test_inside=False)
+            ahead = 0 if begins.solver.asynchronous else 1  # pushes are counted before it asks
+            live(whole, comm.size, lambda: stop() or observer.iterated + ahead >= first, test_inside=False)
             if observer.stopped is None or observer.stopped.iter < first:  # beyond it, pushes were under way (`ASYNC`)
                 return None
         iters = asked.iters or rank0(comm, lambda: _enough(observer))
@@ -189,7 +190,8 @@ def _figures(
     memory = _memory(comm, device)
     stages = observer.stages.values()
     written = [snapshot for stage in stages for snapshot in stage.snapshots]
-    line = {"time": round(time.time(), 3), "event": "Iterated", **asdict(next(iter(stages)).cold[0])}
+    iterated = next((event for stage in stages for event in stage.cold), None)  # none where others made all pushes
+    line = {"time": round(time.time(), 3), "event": "Iterated", **(asdict(iterated) if iterated else {})}
     return Figures(
         schedule=schedule.name,
         date=time.strftime("%Y-%m-%d %H:%M"),
