@@ -27,20 +27,6 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("stagerun")
 
 
-# Files of tests/train that train again and again: left to `scripts/test --all`, as single tests are that are marked `long`.
-_LONG = {
-    *("test_caffe_export", "test_choosing", "test_consent", "test_distilled", "test_divergence", "test_due_once"),
-    *("test_early_stop", "test_export", "test_folder_run", "test_from_average", "test_hostile_out"),
-    *("test_models_train", "test_public_reports", "test_raised"),
-}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.stem in _LONG:
-            item.add_marker("long")
-
-
 _STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 

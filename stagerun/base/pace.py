@@ -44,7 +44,7 @@ def sent(sent_bytes: float, dense_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """Of at least one push (`sync_param { method: ASYNC }`)."""
+    """How stale pushes were, in updates; at least one push (`sync_param { method: ASYNC }`)."""
 
     pushes: int
     mean: float
@@ -52,7 +52,7 @@ class Staleness:
 
 
 def staleness_of(pushes: Iterable[int | None]) -> Staleness | None:
-    """None where no iteration is a push, which has a number."""
+    """`pushes`: an iteration's staleness, None if it was no push. Returns None if none was."""
     found = [stale for stale in pushes if stale is not None]
     return Staleness(len(found), sum(found) / len(found), max(found)) if found else None
 

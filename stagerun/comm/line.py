@@ -1,7 +1,6 @@
-"""A connection between two ranks alone: what either says, the other hears, whatever becomes of the rest of the job.
+"""A connection between two ranks, apart from the collectives of `Comm`.
 
-Lines to several peers may be used by as many threads at a time, beside each other and beside the collectives of `Comm`. A peer that is
-gone is a PeerError on its line, and nothing on another.
+Several threads may use a line each at the same time. A lost peer raises PeerError on its own line only.
 """
 
 import json
@@ -20,7 +19,7 @@ Message = tuple[Sequence[Any], Sequence[Tensor]]  # words, as JSON holds them, a
 
 
 class Line:
-    """Rank `peer` of `comm` makes it, too, with the same `name`, which is good for one line between two ranks. PeerError."""
+    """One end. Rank `peer` of `comm` opens the other with the same `name`, which serves one line. Raises PeerError."""
 
     def __init__(self, comm: Comm, peer: int, name: str, meeting: timedelta = MEETING) -> None:
         assert isinstance(comm, TorchComm)
@@ -38,8 +37,8 @@ class Line:
     def _peer(self, doing: str) -> peers:
         return peers(doing, None, f"worker {self.worker}")
 
-    def say(self, words: Sequence[Any], vectors: Sequence[Tensor]) -> None:
-        """A JSON value behind its length, then the vectors. Nothing is pickled. Returns when the vectors may be changed. PeerError."""
+    def send(self, words: Sequence[Any], vectors: Sequence[Tensor]) -> None:
+        """Sends a JSON value after its length, then the vectors; nothing is pickled. They may be changed afterwards. Raises PeerError."""
         kinds = [(str(vector.dtype).removeprefix("torch."), len(vector)) for vector in vectors]
         text = torch.frombuffer(bytearray(json.dumps([words, kinds]).encode()), dtype=torch.uint8)
         for tensor in (torch.tensor([len(text)]), text, *vectors):
@@ -47,8 +46,8 @@ class Line:
             with self._peer("send to it"):
                 self._group.send([tensor.detach().cpu()], self._other, 0).wait(PATIENT)
 
-    def hear(self, device: torch.device) -> Message:
-        """What the peer says next. PeerError."""
+    def receive(self, device: torch.device) -> Message:
+        """Returns what the peer sends next. Raises PeerError."""
         size = int(self._received(torch.zeros(1, dtype=torch.int64)))
         words, kinds = json.loads(self._received(torch.zeros(size, dtype=torch.uint8)).numpy().tobytes())
         rooms = [torch.empty(length, dtype=getattr(torch, dtype)) for dtype, length in kinds]
@@ -60,5 +59,5 @@ class Line:
         return room
 
     def close(self) -> None:
-        """When nobody speaks: what waits at the other end then raises PeerError."""
+        """Not during a `send` or `receive` here. A peer that waits gets PeerError."""
         self._group = None

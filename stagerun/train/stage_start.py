@@ -268,7 +268,9 @@ def asynchronous(run: StageRun, loop: StageLoop, state: TrainState) -> Asynchron
             text = f"the order of pushes in stage `{name}` can't be read: {error}"
             raise ResumeRefused(text, f"no run has written it, or an older version; {REDO}") from error
         if record.last != state.iter or (known is not None and known.until(state.iter) != record):
-            text = f"the order of pushes in stage `{name}` isn't that up to its snapshot, iteration {state.iter}"
+            text = (
+                f"the recorded order of pushes in stage `{name}` doesn't match its snapshot at iteration {state.iter}"
+            )
             raise ResumeRefused(text, REDO)
 
     rank0(worker.comm, look)

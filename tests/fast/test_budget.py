@@ -21,7 +21,7 @@ from stagerun.language.proto.manual import COMMENTS
 
 ROOT = Path(__file__).parents[2]
 
-LINES = {"package": 74_145, "tests": 46_460}
+LINES = {"package": 74_142, "tests": 46_460}
 CASES = 11_080  # lines in tests/cases
 TOKENS = 541_780
 FILES = 449

@@ -46,6 +46,13 @@ def test_hostile_nets_end_soon_in_few_mistakes(text: str, expected: str, tmp_pat
     assert time.process_time() - start < 20
 
 
+@pytest.mark.parametrize("size", [3_000, 2_000_000])
+def test_weights_are_no_net(size: int, tmp_path: Path) -> None:
+    (tmp_path / "net.caffemodel").write_bytes(b"\x0a\x05LeNet\x00\xa2" * (size // 9))
+    done = contract.stagerun(["plan", "--net", "net.caffemodel"], tmp_path)
+    assert (done.exit_code, "is it a .prototxt?" in done.stderr, done.stderr.count("hint:")) == (64, True, 1)
+
+
 def test_a_net_of_many_layers_is_read() -> None:
     text = chain('layer{{name:"a{i}" type:"ReLU" bottom:"data" top:"data"}}') + END.replace("LAST", "data")
     assert len(net_texts.net_from(text).train.layers) == MANY + 3

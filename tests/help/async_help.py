@@ -37,12 +37,12 @@ class Wire:
     def __init__(self, out: "queue.Queue[Any]", into: "queue.Queue[Any]", gone: threading.Event) -> None:
         self.out, self.into, self.gone = out, into, gone
 
-    def say(self, words: Sequence[Any], vectors: Sequence[Tensor]) -> None:
+    def send(self, words: Sequence[Any], vectors: Sequence[Tensor]) -> None:
         if self.gone.is_set():
             raise PeerError("lost the other end")
         self.out.put((json.dumps(words), [vector.detach().clone() for vector in vectors]))
 
-    def hear(self, device: torch.device) -> Any:
+    def receive(self, device: torch.device) -> Any:
         end = time.monotonic() + LONG_S
         while True:
             try:

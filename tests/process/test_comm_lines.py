@@ -32,10 +32,10 @@ def echo(comm: Comm, seen: Seen) -> None:
     if comm.rank:
         back = Line(comm, 0, "echo")
         for i in range(ROUNDS):
-            words, (got,) = back.hear(CPU)
+            words, (got,) = back.receive(CPU)
             if comm.rank == VICTIM and i == ROUNDS // 2:
                 os.kill(os.getpid(), signal.SIGKILL)
-            back.say(words, [got + comm.rank])
+            back.send(words, [got + comm.rank])
         back.close()
         return
 
@@ -44,9 +44,9 @@ def echo(comm: Comm, seen: Seen) -> None:
             to = Line(comm, peer, "echo")
             for i in range(ROUNDS):
                 sent = torch.arange(ELEMENTS) * 1.0 + i
-                to.say(["round", i, None, "ä"], [sent])
+                to.send(["round", i, None, "ä"], [sent])
                 begun = time.monotonic()
-                words, (got,) = to.hear(CPU)
+                words, (got,) = to.receive(CPU)
                 assert words == ["round", i, None, "ä"]
                 seen[f"rounds {peer}"] = i + 1
                 assert torch.equal(got, sent + peer)
@@ -68,14 +68,14 @@ def patient(comm: Comm, seen: Seen) -> None:
     odd = [torch.tensor([], dtype=torch.float32), torch.tensor([1, 2]), torch.tensor([3.0], dtype=torch.bfloat16)]
     if comm.rank:
         time.sleep(MEETING.total_seconds() + 1)
-        one.say(["odd"], odd)
+        one.send(["odd"], odd)
         one.close()
-        again.say([], [])
+        again.send([], [])
         return
-    _, got = one.hear(CPU)
+    _, got = one.receive(CPU)
     seen["odd"] = all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(got, odd, strict=True))
-    seen["closed"] = peer_error(lambda: one.hear(CPU))
-    again.hear(CPU)
+    seen["closed"] = peer_error(lambda: one.receive(CPU))
+    again.receive(CPU)
 
 
 def alone(comm: Comm, seen: Seen) -> None:

@@ -32,6 +32,8 @@ from net_texts import resnet50
 from stagerun.language import load
 from stagerun.models import build
 
+pytestmark = pytest.mark.long
+
 GOLDEN = caffe_nets.GOLDEN
 SCHEDULE = """
 name: "nets"

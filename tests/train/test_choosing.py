@@ -16,6 +16,8 @@ from stagerun import store
 from stagerun.language import load
 from stagerun.train.choosing import decided
 
+pytestmark = pytest.mark.long
+
 DENSE = "NONE"
 AUTO = "snapshot: 4 compress_param { method: AUTO ratio: 0.1 }"
 CHOICE = {"*": DENSE, "conv1.weight": "TOP_K", "fc.weight": "TOP_K"}
@@ -71,7 +73,6 @@ def test_one_worker_stays_dense_and_says_so(data: Path, tmp_path: Path) -> None:
     assert "choice" not in saved(tmp_path / "plain", 12) and not (tmp_path / "plain" / "choices").exists()
 
 
-@pytest.mark.long
 def test_what_was_chosen_before_the_first_snapshot_is_kept(data: Path, tmp_path: Path) -> None:
     schedule = make_schedule(tmp_path / "s", data, AUTO)
     choose(schedule, tmp_path / "out")
@@ -100,7 +101,6 @@ def test_what_does_not_fit_is_chosen_anew(data: Path, tmp_path: Path, changes: d
     assert json.loads(record(tmp_path / "out").read_text())["choice"] == {"*": DENSE}
 
 
-@pytest.mark.long
 def test_the_snapshot_has_it_too(data: Path, tmp_path: Path) -> None:
     """A run that goes on elsewhere, or after someone has cleared OUT/choices away."""
     schedule = make_schedule(tmp_path / "s", data, AUTO)
@@ -115,7 +115,6 @@ def test_the_snapshot_has_it_too(data: Path, tmp_path: Path) -> None:
     assert ends(tmp_path / "straight") == ends(tmp_path / "killed")
 
 
-@pytest.mark.long
 def test_a_snapshot_that_does_not_say_what_was_chosen_is_refused(data: Path, tmp_path: Path) -> None:
     schedule, out, disk = make_schedule(tmp_path / "s", data, AUTO), tmp_path / "out", store.LocalDisk()
     choose(schedule, out)
@@ -132,7 +131,6 @@ def test_a_snapshot_that_does_not_say_what_was_chosen_is_refused(data: Path, tmp
             lives(schedule, out)
 
 
-@pytest.mark.long
 def test_choosing_leaves_training_as_it_was(data: Path, tmp_path: Path) -> None:
     """Weights, BatchNorm's statistics, momentum and what is drawn at random: bit for bit those of a run that was told what to do."""
     schedule = make_schedule(tmp_path / "s", data, AUTO)

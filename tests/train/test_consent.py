@@ -30,6 +30,8 @@ from stagerun.language.values import layout
 from stagerun.tools.lsp.folder import look
 from stagerun.tools.verify.stored import stored_schedule
 
+pytestmark = pytest.mark.long
+
 MODEL = 'name: "resnet_small" num_classes: 10 channels: 1'
 # Texts that name neither code nor a file: names, patterns, and words of a list.
 INERT = {

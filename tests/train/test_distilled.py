@@ -10,6 +10,8 @@ from facade import Event, Iterated, Note, RecipeError, ResumeRefused, StageStart
 from nan_help import lives
 from test_run_trees import command, go, ids, names, of
 
+pytestmark = pytest.mark.long
+
 TREE = 'stage { name: "student" }\nstage { name: "teach" from: "" }\nstage { name: "after" from: "student" }\n'
 FILES = {
     "student": 'base_lr: 0.05 lr_policy: "fixed" max_iter: 6 loss { type: DISTILL teacher: "teach" weight: 0.9 }\n',
@@ -64,7 +66,6 @@ def test_killed_in_the_midst_of_the_lesson_it_goes_on_to_the_same_bits(base: Pat
     assert ids(tmp_path / "out")["after@2"] == ids(base / "out")["after@2"]
 
 
-@pytest.mark.long
 def test_one_to_three_workers_have_the_same_bits_and_end_at_the_same_place(base: Path, tmp_path: Path) -> None:
     student = FILES["student"].replace("max_iter: 6", "max_iter: 20 test_interval: 2")
     student = student.replace("loss", "early_stop { metric: LOSS patience_iter: 3 min_delta: 10 } loss")

@@ -33,6 +33,8 @@ from stagerun.engine.codec import digest
 from stagerun.train import proofs, stage
 from stagerun.train.agreement import compare
 
+pytestmark = pytest.mark.long
+
 SOLVER_TEXT = "snapshot: 3 ema_decay: 0.9"
 
 
@@ -153,7 +155,6 @@ def test_also_at_a_stop_and_at_the_end_of_a_stage(
     )
 
 
-@pytest.mark.long
 def test_no_false_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages with averaged weights, carried momentum, a branch, going back and a stop, on another number of workers than before."""
     spoiled = make_data(tmp_path / "lmdb", 50)

@@ -9,6 +9,8 @@ import tiny
 from facade import Event, Iterated, Proof, RunFinished, SnapshotWritten, Synchronised, TestDue, Tested
 from test_run_trees import go, ids, make_schedule, of
 
+pytestmark = pytest.mark.long
+
 # Evaluations at 2, 4, 5; snapshots at 3, 5 and, for the branch, 4.
 LINE = 'base_lr: 0.02 lr_policy: "fixed" max_iter: 5 test_interval: 2 test_iter: 1 snapshot: 3 '
 KINDS = {

@@ -11,6 +11,8 @@ from test_run_trees import go, ids, names, of
 
 from stagerun import store
 
+pytestmark = pytest.mark.long
+
 # A learning rate of zero: nothing gets any better after the first evaluation, at 4.
 STOPS = 'base_lr: 0 lr_policy: "fixed" max_iter: 40 test_interval: 4 early_stop { metric: LOSS patience_iter: 6 min_delta: 10 }\n'
 TREE = (
@@ -67,7 +69,7 @@ def assert_same_ends(out: Path, there: Path) -> None:
     assert all(mine[name] == theirs[name] for name in ("main@12", "next@3", "branch@3"))
 
 
-@pytest.mark.parametrize("at", [4, 11, 12, 13, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 8))])
+@pytest.mark.parametrize("at", [1, 4, 8, 11, 12, 13])
 def test_stopped_anywhere_it_comes_to_the_same_decision_and_bits(
     base: Path, whole: list[Event], tmp_path: Path, at: int
 ) -> None:

@@ -15,6 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from stored_help import stagerun
 
+pytestmark = pytest.mark.long
+
 COLOUR = "transform_param { crop_size: 40 mean_value: 104 mean_value: 117 mean_value: 124 scale: 0.017 }"
 GREY = "transform_param { crop_size: 28 mean_value: 73 scale: 0.0111 }"
 TINY = 'name: "resnet_small" num_classes: 10 channels: 1'
@@ -63,7 +65,7 @@ def answers(folder: Path, images: np.ndarray, ema: bool = False) -> torch.Tensor
 
 
 @pytest.mark.parametrize("rgb", [False, True])
-@pytest.mark.parametrize("ema", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("ema", [False, True])
 def test_torchvisions_own_network_takes_the_file_and_what_is_printed(
     resnet18: Path, tmp_path: Path, rgb: bool, ema: bool
 ) -> None:
@@ -165,7 +167,6 @@ def check_onnx(folder: Path, file: Path, side: int, *options: str) -> None:
         assert np.abs(found - own).max() <= 1e-5 * max(1.0, np.abs(own).max())
 
 
-@pytest.mark.long
 def test_an_onnx_graph_takes_bytes_and_normalises_itself(onnx: object, tiny: Path, tmp_path: Path) -> None:
     check_onnx(tiny, tmp_path / "net.onnx", 28)
     check_onnx(tiny, tmp_path / "other.onnx", 36, "--size", "36")
@@ -173,7 +174,6 @@ def test_an_onnx_graph_takes_bytes_and_normalises_itself(onnx: object, tiny: Pat
     assert "before: 36 x 36 cut from the centre" in said and "28" not in said
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("options", [pytest.param([], marks=pytest.mark.slow), ["--rgb"]], ids=["as it is", "rgb"])
 @pytest.mark.parametrize("order", ["BGR", "RGB"])
 def test_an_onnx_graph_divides_by_std_value(onnx: object, tmp_path: Path, order: str, options: list[str]) -> None:
@@ -189,7 +189,6 @@ def test_an_onnx_graph_divides_by_std_value(onnx: object, tmp_path: Path, order:
     assert np.abs(found - own).max() <= 1e-5 * max(1.0, np.abs(own).max())
 
 
-@pytest.mark.long
 def test_an_onnx_file_holds_its_facts_and_nothing_of_this_machine(onnx, tiny: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     files = [tmp_path / "a.onnx", tmp_path / "b.onnx"]
     for file in files:

@@ -14,6 +14,8 @@ from facade import DataError, Iterated, Note, ResumeRefused, RunFinished, StageF
 from PIL import Image
 from test_run_trees import go, of
 
+pytestmark = pytest.mark.long
+
 SCHEDULE = """
 name: "photos"
 model { name: "resnet_small" num_classes: 10 channels: 1 batch_norm_param { moving_average_fraction: 0.8 } }

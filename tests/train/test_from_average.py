@@ -29,6 +29,8 @@ from stagerun.cli import main
 from stagerun.language import load
 from stagerun.plan import State, make_plan
 
+pytestmark = pytest.mark.long
+
 SCHEDULE = """
 name: "along" keep_snapshots: 1 {shared}
 model {{ name: "resnet_small" num_classes: 10 channels: 1 }}

@@ -16,6 +16,8 @@ from nan_help import lives, make_data, make_schedule
 
 from stagerun.cli import main
 
+pytestmark = pytest.mark.long
+
 STRANGER = 65534
 
 

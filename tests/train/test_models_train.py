@@ -23,6 +23,8 @@ from on_meta import on_meta
 from stagerun.comm import SoloComm, make_reducer
 from stagerun.models import BatchNorm2d, build
 
+pytestmark = pytest.mark.long
+
 CLASSES = 3
 
 
@@ -73,7 +75,7 @@ SLOW = {"alexnet": 63, "inception_v3": 75, "maxvit_t": 224, "vit_b_16": 224} | d
     ("name", "side"),
     [
         *SIDES.items(),
-        pytest.param("swin_t", 32, marks=pytest.mark.long),
+        ("swin_t", 32),
         *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW.items()),
     ],
 )
@@ -81,7 +83,7 @@ def test_one_update(name, side):
     check_update(*trained(name, side))
 
 
-@pytest.mark.parametrize("side", [28, pytest.param(192, marks=pytest.mark.long)])
+@pytest.mark.parametrize("side", [28, 192])
 def test_images_of_a_size_that_the_network_does_not_take_are_a_mistake_of_the_user(side):
     name = "vit_b_16" if side == 192 else "alexnet"
     with pytest.raises(UsageError, match=f"`{name}` takes images of .* {side} x {side}") as caught:

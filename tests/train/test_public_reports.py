@@ -26,6 +26,8 @@ from test_schedule_shapes import rates, solver
 
 from stagerun.schedule import POLICIES, own_fields
 
+pytestmark = pytest.mark.long
+
 # 7.5 iterations are an epoch: one ends within an iteration, the next at the end of one.
 IMAGES, LENGTH = 60, 16
 

@@ -12,6 +12,8 @@ from test_run_trees import ALONE, FILES, command, go, ids, make_schedule, names,
 import stagerun
 from stagerun import store
 
+pytestmark = pytest.mark.long
+
 MAIN = 'stage { name: "main" }\n'
 BELOW = 'stage { name: "early" from: "main@3" solver: "cut.prototxt" }\nstage { name: "end" from: "main" solver: "cut.prototxt" }\n'
 SHORT = FILES["main"].replace("max_iter: 8", "max_iter: 5")

@@ -156,8 +156,8 @@ class Server:
     def serve(self, replica: int, line: Line) -> None:
         """Answer a replica, in a thread, until it says that it leaves. An error there ends the run."""
         try:
-            while (question := line.hear(self._weights.device))[0] != LEAVE:
-                line.say(*self.turn(replica, *question))
+            while (question := line.receive(self._weights.device))[0] != LEAVE:
+                line.send(*self.turn(replica, *question))
         except PeerError:
             self.fail(PeerError(f"worker {replica} is gone", AGAIN))
         except BaseException as error:

@@ -89,7 +89,7 @@ class Asynchronous:
                     weights(state)[name].copy_(tensor)
                 if wrong or stopped or state.iter == loop.max_iter:
                     if self.server is None:
-                        self.line.say(LEAVE, [])
+                        self.line.send(LEAVE, [])
                     for thread in self.threads:
                         thread.join()
                 if wrong:
@@ -134,8 +134,8 @@ class Asynchronous:
         try:
             if self.server is not None:
                 return self.server.turn(0, words, vectors)
-            self.line.say(words, vectors)
-            return self.line.hear(self.trained[0].device)
+            self.line.send(words, vectors)
+            return self.line.receive(self.trained[0].device)
         finally:
             self.comm.pulse.go_on()
 

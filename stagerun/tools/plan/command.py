@@ -120,17 +120,14 @@ def plan(options: PlanOptions) -> None:
     more = beside(planned, target, options.images_per_second, options.allocation)
     if options.weights:
         more = with_weights(more, planned)
-    picture = None
-    if options.plot_file is not None:
-        # Hours may be refused, and then before anything is printed.
-        over_hours = plot.over_hours(planned, target, options.images_per_second) if options.x == "hours" else None
-        picture = over_hours or make_picture(schedule)
+    # Refused, if at all, before anything is printed.
+    over_hours = plot.over_hours(planned, target, options.images_per_second) if options.x == "hours" else None
     if options.as_json:
         show(render_json(planned, notes, more.record, findings))
     else:
         show(render_text(planned, notes, more.blocks, findings))
-    if options.plot_file is not None and picture is not None:
-        plot.write(options.plot_file, picture, options.x, options.scale)
+    if options.plot_file is not None:
+        plot.write(options.plot_file, over_hours or make_picture(schedule), options.x, options.scale)
 
 
 def remarks(plan: Plan) -> list[str]:
