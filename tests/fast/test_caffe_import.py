@@ -138,8 +138,7 @@ def test_the_five_solvers_alone_are_resnet50_72ep(many: bool, tmp_path: Path) ->
         if many or file.stem.removeprefix("custom_lr_") in FIVE:
             shutil.copy(file, tmp_path)
     order = ",".join(f"custom_lr_{name}" if many else name for name in FIVE)
-    told = ("--images", "1281167", "--val-images", "50000")
-    code, said = run(tmp_path, "--no-nets", "--order", order, told=told)
+    code, said = run(tmp_path, "--no-nets", "--order", order, told=("--images", "1281167", "--val-images", "50000"))
     assert code == ExitCode.RECIPE and ("28 other solvers: they are left out" in said) == many
     schedule = tmp_path / "out" / "schedule.prototxt"
     text = schedule.read_text()
@@ -173,13 +172,10 @@ POLICIES = {
 def test_rates_of_a_stage_from_a_snapshot_are_read_where_caffe_reads_them(
     policy: str, warm_up: int, tmp_path: Path
 ) -> None:
-    said = (
-        f'net: "net.prototxt" base_lr: 0.1 lr_policy: "{policy}" {POLICIES[policy]} snapshot: 200 snapshot_prefix: "a" '
-    )
-    said += f" warmup_iter: {warm_up} warmup_start_lr: 0.01 " if warm_up else ""
-    readme = (
-        "caffe train --solver solver.prototxt\ncaffe train --solver more.prototxt --snapshot a_iter_600.solverstate"
-    )
+    said = f'net: "net.prototxt" base_lr: 0.1 lr_policy: "{policy}" {POLICIES[policy]} '
+    said += f' snapshot: 200 snapshot_prefix: "a" warmup_iter: {warm_up} warmup_start_lr: 0.01 '
+    train = "caffe train --solver"
+    readme = f"{train} solver.prototxt\n{train} more.prototxt --snapshot a_iter_600.solverstate"
     write(tmp_path, net=NET, solver=said + "max_iter: 1000", more=said + "max_iter: 1200", README=readme)
     _, more = imported(tmp_path).stages
     (whole,) = imported(tmp_path, "--order", "more").stages  # the same solver from its iteration 0
@@ -202,6 +198,18 @@ def test_commands_within_a_line(text: str, tmp_path: Path) -> None:
     write(tmp_path, net=NET, a=solver, b=solver.replace("x/a", "b"), README=text)
     stages = imported(tmp_path).stages
     assert [(one.name, one.parent, one.solver.batch_size) for one in stages] == [("a", None, 40), ("b", "a", 80)]
+
+
+def test_the_whole_prefix_says_which_solver_made_a_snapshot(tmp_path: Path) -> None:
+    solvers = {name: f'{OF_NET} snapshot: 5 snapshot_prefix: "{name}/snap"' for name in "abc"}
+    start = "caffe train --solver a.prototxt\ncaffe train --solver b.prototxt --weights a/snap_iter_20.caffemodel\n"
+    readme = f"{start}caffe train --solver c.prototxt --snapshot b/snap_iter_10.solverstate\n"
+    write(tmp_path, net=NET, README=readme, **solvers)
+    assert [(one.name, one.parent) for one in imported(tmp_path).stages] == [("a", None), ("b", "a"), ("c", "b")]
+    readme += "caffe train --solver c.prototxt --snapshot b/snap_iter_15.solverstate\n"
+    write(tmp_path, README=readme)
+    _, said = run(tmp_path, "--order", "a,b,c")
+    assert "README:4: --snapshot: the command starts from something else" in said
 
 
 # -- images and means
@@ -366,7 +374,7 @@ def test_written_whole_or_not_at_all_and_the_same_from_any_place(tmp_path: Path)
 
 def test_every_field_of_a_solver_is_thought_of() -> None:
     """A new one in protos/caffe.proto must be carried, or be said to be left out."""
-    known = (
+    parts = (
         settings.OF_STAGE,
         settings.UPDATE,
         settings.LOOKING,
@@ -374,7 +382,7 @@ def test_every_field_of_a_solver_is_thought_of() -> None:
         settings.IDLE,
         settings.NOT_CARRIED,
     )
-    assert set(SOLVER.fields_by_name) == {name for names in known for name in names}
+    assert set(SOLVER.fields_by_name) == {name for part in parts for name in part}
 
 
 @pytest.mark.parametrize("path", sorted(SOLVERS.glob("*")), ids=lambda p: p.stem)

@@ -201,7 +201,7 @@ def _with_nets(stages: Sequence[CaffeStage], folder: CaffeFolder, wanted: Wanted
                 made["model"] = Setting("model", message("model", own, stage.net.place))
             else:
                 made["net"] = setting("net", quoted(stage.written.name), stage.net.place)
-        if stage.step.given and stage.step.start is not None:
+        if stage.step.start is not None and not stage.step.parents:
             start = _given(stage.step.start, folder, found)
             made[start.name] = start
         go_on(stage, made, found)

@@ -2,7 +2,6 @@
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from stagerun.base.recipe import Solver
 from stagerun.language.tree import Block
@@ -30,7 +29,7 @@ def note_norms(step: Step, trained: Sequence[Block], tested: Sequence[Block], fo
     """List BatchNorm layers with another `use_global_stats` than their phase has."""
     fresh = "the stage starts from fresh weights, and no pass has moved them"
     own = "an evaluation normalises by its own batch, and depends on which images share one"
-    for layers, value, why in ((() if step.parents or step.given else trained, True, fresh), (tested, False, own)):
+    for layers, value, why in ((() if step.parents or step.start else trained, True, fresh), (tested, False, own)):
         for view in (View(layer).inside("batch_norm_param") for layer in of_type(layers, "BatchNorm")):
             if view.has("use_global_stats") and view.flag("use_global_stats") is value:
                 found.leave(view.place("use_global_stats"), "use_global_stats", why, "carried over; is it meant?")
@@ -85,4 +84,4 @@ def overlapped_start(stage: SolverStage, before: SolverStage, nodes: bool) -> St
         late = nodes and done > 1 and not (every and (before.step.begins + done) % every == 0)
         return f"{name}{mark}{done - late}" if mark else parent
 
-    return replace(stage.step, parents=tuple(map(start, stage.step.parents)))
+    return stage.step._replace(parents=tuple(map(start, stage.step.parents)))
