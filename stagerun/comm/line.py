@@ -1,7 +1,5 @@
-"""A connection between two ranks, apart from the collectives of `Comm`.
-
-Several threads may use a line each at the same time. A lost peer raises PeerError on its own line only.
-"""
+"""A connection between two ranks, apart from the collectives of `Comm`. Several threads may use a line each at the same time. A lost peer
+raises PeerError on its own line only."""
 
 import json
 from collections.abc import Sequence

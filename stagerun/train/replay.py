@@ -1,9 +1,8 @@
 """`run --replay OUT`: what OUT has recorded of its stages with `method: ASYNC`, and whether the replay comes to the same bits. Torch is loaded
 for what is in snapshots alone: before workers start, most that can be wrong is wrong here."""
 
-import os
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from stagerun import store
@@ -13,17 +12,14 @@ from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import listed
 from stagerun.plan import Plan, PlannedStage, State, make_plan
-from stagerun.store.layout import snapshots_folder
 from stagerun.train.output import DISK
 from stagerun.train.progress import ARRIVALS, MOMENTUM, WEIGHTS
 
 SUFFIX = "-replay"  # of the default output folder
-_NAMED = 3  # tensors that an error names
 
 
-def recorded(replayed: Path, schedule: Schedule, out: Path, without: Collection[str] = ()) -> Mapping[str, SnapshotRef]:
-    """By the name of a stage with `ASYNC`, the snapshot in `replayed` that holds its newest record. `out` is the replay's own folder, and
-    `without` names snapshots that can't be read.
+def recorded(replayed: Path, schedule: Schedule, out: Path) -> Mapping[str, SnapshotRef]:
+    """By the name of a stage with `ASYNC`, the snapshot in `replayed` that holds its newest record. `out` is the replay's own folder.
 
     UsageError where there is nothing to replay, or of another schedule; StorageError, PermissionDenied, ResumeRefused.
     """
@@ -31,15 +27,11 @@ def recorded(replayed: Path, schedule: Schedule, out: Path, without: Collection[
     if replayed.resolve() == out.resolve():
         text = f"name another one with --out; without --out it is out/NAME{SUFFIX}"
         raise UsageError(f"{flag} is the replay's own output folder", text)
-    if not os.path.isdir(snapshots_folder(replayed)):
-        text = "name the output folder of a run: ./out/NAME, or what --out named"
-        raise UsageError(f"{flag}: there are no snapshots in such a folder", text)
     needed = {stage.name for stage in schedule.stages if stage.enabled and stage.solver.asynchronous}
     if not needed:
         text = "without it, the same command gives the same bits again: leave --replay out"
         raise UsageError(f"{flag}: no stage of {schedule.name} has `method: ASYNC`", text)
-    found = store.inventory(DISK, replayed, looking=True)
-    plan = make_plan(schedule, replace(found, snapshots=tuple(s for s in found.snapshots if s.name not in without)))
+    plan = make_plan(schedule, store.inventory(DISK, replayed, looking=True))
     pushing = [planned for planned in plan.stages if planned.stage.name in needed]
     for stage in reversed(schedule.stages):  # parents stand before what starts from them
         needed |= {stage.parent} if stage.name in needed and stage.parent is not None else set()
@@ -52,7 +44,7 @@ def recorded(replayed: Path, schedule: Schedule, out: Path, without: Collection[
     refs = {planned.stage.name: ref for planned in pushing if (ref := newest(planned)) is not None}
     if not refs:
         names = listing([planned.stage.name for planned in pushing], "or")
-        text = "the order of pushes is in snapshots alone: a run that ended before its first has none to replay"
+        text = "name the output folder of a run, ./out/NAME or what --out named, that has saved a snapshot: it holds the order of pushes"
         raise UsageError(f"{flag}: there is no snapshot of {names} that can be read", text)
     return refs
 
@@ -66,8 +58,7 @@ def newest(planned: PlannedStage) -> SnapshotRef | None:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What OUT has of one stage. `arrivals`: the file that its snapshot `ref` keeps the order of pushes in; `digests`: of the snapshot's
-    tensors."""
+    """What OUT has of one stage: its snapshot, in there the file with the order of pushes, and digests of the tensors."""
 
     ref: SnapshotRef
     arrivals: bytes
@@ -88,25 +79,21 @@ class Replay:
     """What rank 0 asks before each step."""
 
     def __init__(self, replayed: Path, schedule: Schedule, out: Path) -> None:
-        """Takes the newest snapshot of each stage that is as it was written. Raises as `recorded` does."""
-        from stagerun.train.stored import most_arrivals, most_bytes
+        """Takes the newest snapshot of each stage. Raises as `recorded` does, and ResumeRefused for a damaged one."""
+        from stagerun.train.stored import most_bytes
 
         self.replayed, self.records = replayed, dict[str, Kept]()
         self._same: set[str] = set()  # ids of own snapshots that were compared
-        damaged: set[str] = set()
-        while not self.records:
+        for name, ref in recorded(replayed, schedule, out).items():
             try:
-                for name, ref in recorded(replayed, schedule, out, damaged).items():
-                    stage = schedule.stage(name)
-                    most = most_bytes(stage.model, arrivals=most_arrivals(stage.solver, ref.iter))
-                    files = store.read(DISK, replayed, ref, most)
-                    if ARRIVALS not in files:
-                        text = f"--replay {replayed}: snapshot {ref.name} has no {ARRIVALS}"
-                        raise UsageError(text, "no run of this version has written it")
-                    self.records[name] = Kept(ref, files[ARRIVALS], _digests(ref, files))
+                files = store.read(DISK, replayed, ref, most_bytes(schedule.stage(name).model, pushes=ref.iter))
             except store.Damaged as error:  # or just deleted: a run may go on there
-                damaged.add(error.name)
-                self.records.clear()
+                todo = "delete that snapshot there, or move it away: the order up to the one before is replayed then"
+                raise ResumeRefused(f"--replay {replayed}: {error}", todo) from error
+            if ARRIVALS not in files:
+                text = f"--replay {replayed}: snapshot {ref.name} has no {ARRIVALS}"
+                raise UsageError(text, "no run of this version has written it")
+            self.records[name] = Kept(ref, files[ARRIVALS], _digests(ref, files))
 
     def ends(self, planned: PlannedStage) -> int | None:
         """The iteration of a stage with `ASYNC` at which its record ends: 0 of one that has none. None of any other stage."""
@@ -138,7 +125,7 @@ class Replay:
                     return None
                 names = sorted({name for name, _ in _digests(own, files).items() ^ record.digests.items()})
                 if names:  # none where the stage had another name then
-                    named = listed([f"`{name}`" for name in names], _NAMED)
+                    named = listed([f"`{name}`" for name in names], 3)
                     hint = "run it with the same torch, on the same kind of machine; then test memory and processor of both"
                     raise RanksDiffer(f"replay: {own.name} has other bits than {where} in {named}", hint)
             self._same.add(own.id)

@@ -264,14 +264,11 @@ def asynchronous(run: StageRun, loop: StageLoop, state: TrainState) -> Asynchron
                 record = record_of(state.arrivals)
             if worker.replaying is not None:
                 known = record_of(worker.replaying.records[name].arrivals)
+            if record.last != state.iter or (known is not None and known.until(state.iter) != record):
+                raise ValueError(f"it doesn't match its snapshot at iteration {state.iter}")
         except ValueError as error:
-            text = f"the order of pushes in stage `{name}` can't be read: {error}"
+            text = f"the recorded order of pushes in stage `{name}` can't be used: {error}"
             raise ResumeRefused(text, f"no run has written it, or an older version; {REDO}") from error
-        if record.last != state.iter or (known is not None and known.until(state.iter) != record):
-            text = (
-                f"the recorded order of pushes in stage `{name}` doesn't match its snapshot at iteration {state.iter}"
-            )
-            raise ResumeRefused(text, REDO)
 
     rank0(worker.comm, look)
     return Asynchronous(loop, state, run.stage.solver, worker.schedule.determinism, worker.comm, record, known)

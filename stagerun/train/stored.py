@@ -50,9 +50,9 @@ PUSH = 64
 SLACK = 16_000_000
 
 
-def most_bytes(model: recipe.Model, senders: int = 0, replicas: int = 0, arrivals: int = 0) -> Mapping[str, int]:
+def most_bytes(model: recipe.Model, senders: int = 0, replicas: int = 0, pushes: int = 0) -> Mapping[str, int]:
     """Bytes by file, as `store.read` takes it: no more than the network makes them, with residuals of so many senders, so many replicas,
-    and `most_arrivals`; of 0 none is read. So a file of 100 GB, which costs its maker nothing where the file system keeps holes, is refused by
+    and pushes in the record of `ASYNC`; of 0 none is read. So a file of 100 GB, which costs its maker nothing where the file system keeps holes, is refused by
     its size, and a recipe of an endless network before it is built."""
     numbers = elements(model)
     tensors = WIDEST * numbers + SLACK
@@ -63,16 +63,11 @@ def most_bytes(model: recipe.Model, senders: int = 0, replicas: int = 0, arrival
         RESIDUAL: (senders + 1) * tensors if senders else 0,
         # Of each its weights and what is remembered of them; and twice the weights for the outer update.
         REPLICAS: ((1 + SLOTS) * replicas + 2) * tensors if replicas else 0,
-        ARRIVALS: arrivals,
+        ARRIVALS: PUSH * pushes + SLACK if pushes else 0,
         STATE: MOST_STATE,
         RECIPE: MOST_RECIPE,
         CODE: MOST_CODE,
     }
-
-
-def most_arrivals(solver: recipe.Solver, iter: int) -> int:
-    """Bytes of the record of `iter` pushes; 0 of a stage that keeps none."""
-    return PUSH * iter + SLACK if solver.asynchronous else 0
 
 
 def most_for(schedule: Schedule, planned: PlannedStage) -> Mapping[str, int]:
@@ -83,7 +78,7 @@ def most_for(schedule: Schedule, planned: PlannedStage) -> Mapping[str, int]:
     model = (schedule.stage(planned.stage.parent or "") if fresh else planned.stage).model
     senders = solver.logical_workers if solver.compress and resumes else 0
     replicas = solver.sync.replicas if resumes and solver.sync and not solver.asynchronous else 0
-    return most_bytes(model, senders, replicas, most_arrivals(solver, planned.iter) if resumes else 0)
+    return most_bytes(model, senders, replicas, planned.iter if resumes and solver.asynchronous else 0)
 
 
 @lru_cache(maxsize=16)

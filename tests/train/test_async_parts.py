@@ -2,6 +2,7 @@
 
 import random
 import threading
+from unittest import mock
 
 import pytest
 import torch
@@ -101,7 +102,8 @@ def test_who_waits_for_a_push_that_will_not_come_hears_of_it(recorded: Record | 
     server.start(6)
     (end, iteration, *_), (weights,) = server.turn(0, [False], [])
     assert end is None and iteration == 0 and len(weights) == sum(p.tensor.numel() for p in state.solver.parameters)
-    waits = threading.Timer(0.05, lambda: server.fail(PeerError("gone")))
+    gone = mock.Mock(receive=mock.Mock(side_effect=PeerError("it does not answer")))
+    waits = threading.Timer(0.05, server.serve, (2, gone))
     waits.start()
     words: list[object] = [False]
     if recorded is None:
@@ -109,5 +111,5 @@ def test_who_waits_for_a_push_that_will_not_come_hears_of_it(recorded: Record | 
         push = torch.zeros_like(weights), torch.zeros(state.statistics.n)
         words = [False, 3, 0.5, ""]
         server.turn(1, words, push)  # replica 0 is 1 behind now, and another push would make it 2
-    assert peer_error(lambda: server.turn(1, words, push if recorded is None else [])) == "gone"
+    assert peer_error(lambda: server.turn(1, words, push if recorded is None else [])) == "worker 2 is gone"
     waits.join()

@@ -4,6 +4,7 @@ One worker, whose pushes come in their order: what is recorded here is no more t
 """
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from facade import (
 )
 from nan_help import lives, make_data, make_schedule
 
-from stagerun.base.errors import RanksDiffer
+from stagerun.base.errors import RanksDiffer, ResumeRefused
 from stagerun.cli import main
 from stagerun.engine.asynchronous.record import record_of
 from stagerun.engine.asynchronous.training import Asynchronous
@@ -151,12 +152,16 @@ def test_a_replay_that_is_stopped_goes_on(tmp_path: Path, folder: Path) -> None:
     assert any("is BIT-EXACT" in text for text in notes(events))
 
 
-def test_the_newest_snapshot_that_is_whole_is_taken(tmp_path: Path, folder: Path) -> None:
+def test_a_damaged_snapshot_is_refused_and_without_it_the_one_before_is_taken(tmp_path: Path, folder: Path) -> None:
     lives(folder, tmp_path / "out")
     for name in ("main-00000006-a0001/" + ARRIVALS, "main-00000004-a0001/model.safetensors"):
         path = tmp_path / "out" / "snapshots" / name
         whole = path.read_bytes()
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(ResumeRefused, match=path.parent.name) as caught:
+            Replay(tmp_path / "out", load(str(folder)), tmp_path / "new")
+        assert caught.value.hint and "delete that snapshot" in caught.value.hint
+        shutil.rmtree(path.parent)
     found = Replay(tmp_path / "out", load(str(folder)), tmp_path / "new").records
     assert {name: record_of(record.arrivals).last for name, record in found.items()} == {"main": 2}
 
@@ -176,7 +181,7 @@ def test_mistakes(tmp_path: Path, folder: Path, data: Path) -> None:
     out, new = tmp_path / "out", tmp_path / "new"
     assert "is the replay's own output folder" in refused(out, folder, tmp_path / "s" / ".." / "out")
     for nothing in (tmp_path / "none", data, folder):
-        assert "there are no snapshots in such a folder" in refused(nothing, folder, new)
+        assert "there is no snapshot of `main` that can be read" in refused(nothing, folder, new)
     plain = make_schedule(tmp_path / "plain", data, main="max_iter: 6")
     assert "no stage of nan has `method: ASYNC`" in refused(out, plain, new)
     changed = refused(out, folder, new, "first.base_lr=0.5")
@@ -204,10 +209,7 @@ def test_the_command_finds_them_before_workers_start_and_has_a_folder_of_its_own
 ) -> None:
     monkeypatch.chdir(tmp_path)
     wrong = CliRunner().invoke(main, ["run", str(folder), "--nproc", "1", "--replay", "nowhere"])
-    assert (
-        wrong.exit_code == ExitCode.RECIPE
-        and "--replay nowhere: there are no snapshots in such a folder" in wrong.output
-    )
+    assert wrong.exit_code == ExitCode.RECIPE and "--replay nowhere: there is no snapshot of `main`" in wrong.output
     assert not (tmp_path / "out").exists()
     both = CliRunner().invoke(main, ["run", str(folder), "--nproc", "1", "--replay", "nowhere", "--redo", "main"])
     assert both.exit_code == ExitCode.RECIPE and "--replay with --redo" in both.output

@@ -1,9 +1,6 @@
 """What rank 0 does for a stage with `method: ASYNC` beside its own replica: it hands out iterations, says whose push is next, and updates the
-weights at each push.
-
-A replica has some iterations reserved, whose images it reads ahead. It begins the first of them when it pulls the weights for it, and has
-begun it until its push is applied. Its age is the number of pushes that were applied since its pull.
-"""
+weights at each push. A replica reads ahead the images of iterations that it has reserved. It begins one when it pulls the weights for it,
+and has begun it until its push is applied. Its age is the number of pushes that were applied since its pull."""
 
 import threading
 import time
@@ -35,10 +32,8 @@ class Turns:
 
     Ages stay at most `max_staleness`. Every replica that has begun must find a turn in time, whatever the others do: sort the ages in
     falling order, then the k-th (from 0) plus k is at most `max_staleness`, after every step. The oldest can always push next: there is
-    no deadlock.
-
-    With a record, pushes have their places in its order. Replicas take places in turn, so that each knows beforehand which images it needs;
-    a place begins after the pushes that it has to see, and the lowest that has begun can always push next.
+    no deadlock. With a record, replicas take the places of its order in turn, so that each knows beforehand which images it needs; a place
+    begins after the pushes that it has to see, and the lowest that has begun can always push next.
     """
 
     def __init__(self, replicas: int, first: int, last: int, max_staleness: int, recorded: Record | None) -> None:
@@ -91,7 +86,7 @@ class Turns:
 
 
 class Server:
-    """The weights, what their updates remember, and the turns of all replicas. Any thread may call `turn`, `serve` and `fail`."""
+    """The weights, what their updates remember, and the turns of all replicas. Any thread may call `turn` and `serve`."""
 
     def __init__(
         self, state: TrainState, loop: StageLoop, turns: Turns, record: Record, recorded: Record | None
@@ -132,11 +127,9 @@ class Server:
 
     def turn(self, replica: int, words: Sequence[Any], vectors: Sequence[Tensor]) -> Message:
         """Apply what `replica` has computed, in its turn; then wait for the next iteration that it begins, or for the end of the leg.
-
         `words`: whether it asks all to stop, and of its iteration number, loss and what is not finite: '' where all is, and then `vectors`
         are the gradient [n] and BatchNorm's statistics. The answer is ([None, iteration, those reserved after it...], [weights]), or
-        ([[iteration at the end, whether it was a stop, [what was not finite, at which iteration] or None]], []).
-        """
+        ([[iteration at the end, whether it was a stop, [what was not finite, at which iteration] or None]], [])."""
         stop, *done = words
         with self._changed:
             if done:
@@ -158,18 +151,13 @@ class Server:
         try:
             while (question := line.receive(self._weights.device))[0] != LEAVE:
                 line.send(*self.turn(replica, *question))
-        except PeerError:
-            self.fail(PeerError(f"worker {replica} is gone", AGAIN))
         except BaseException as error:
-            self.fail(error)
+            gone = PeerError(f"worker {replica} is gone", AGAIN) if isinstance(error, PeerError) else error
+            with self._changed:  # every caller raises the first error from now on
+                self._error = self._error or gone
+                self._changed.notify_all()
         finally:  # the replica must not wait for an answer
             line.close()
-
-    def fail(self, error: BaseException) -> None:
-        """End all: every caller raises the first error from now on."""
-        with self._changed:
-            self._error = self._error or error
-            self._changed.notify_all()
 
     def hand_back(self) -> None:
         """Give the state of rank 0 the weights, the history and the record."""
@@ -181,10 +169,14 @@ class Server:
     def _count(self, replica: int, vectors: Sequence[Tensor], iteration: int, loss: float, wrong: str) -> None:
         """An iteration that is done: apply its push, or end the leg where it is not finite."""
         loop, knobs = self.loop, self.loop.knobs(iteration)
+        seconds, self._before = (
+            time.monotonic() - self._before,
+            time.monotonic(),
+        )  # since the one before, or the leg's start
         if wrong:
             del self.turns.begun[replica]
             if self._wrong is None:
-                self.news.append(failed(loop, 1, wrong, knobs, self._seconds(), iteration))
+                self.news.append(failed(loop, 1, wrong, knobs, seconds, iteration))
                 self._wrong = wrong, iteration
                 self.turns.cut()
             return
@@ -197,7 +189,7 @@ class Server:
         self.record.iterations.append(iteration)
         self.record.replicas.append(replica)
         self.record.staleness.append(staleness)
-        event = iterated(loop, self.turns.version, Outcome(loss, False), knobs, self._seconds())
+        event = iterated(loop, self.turns.version, Outcome(loss, False), knobs, seconds)
         self.news.append(replace(event, staleness=staleness, replica=replica))
 
     def _end(self) -> int:
@@ -209,11 +201,6 @@ class Server:
         elif end > self._first and self._wrong is None:
             self.record.ends.append(end)
         return end
-
-    def _seconds(self) -> float:
-        """Since the last call, or since the leg began."""
-        before, self._before = self._before, time.monotonic()
-        return self._before - before
 
     def _until(self, ask: Callable[[], T | None]) -> T:
         """Poll `ask` after each change until it answers."""

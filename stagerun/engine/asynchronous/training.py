@@ -1,9 +1,6 @@
-"""The training loop of a stage with `method: ASYNC`, on one rank: in the place of `engine.loop.train`.
-
-Each rank is a replica; rank 0 serves, too, in a thread for each of the others. Where a snapshot or an evaluation is due, a leg ends: all
-iterations before are done, none after it has begun, and all ranks hold what the server has. So a snapshot needs nothing that is under way,
-and what the engine does there is what it does in any stage.
-"""
+"""The training loop of a stage with `method: ASYNC`, on one rank: in the place of `engine.loop.train`. Each rank is a replica; rank 0 serves,
+too, in a thread for each of the others. Where a snapshot or an evaluation is due, a leg ends: all iterations before are done, none after it
+has begun, and all ranks hold what the server has, as in any stage."""
 
 import os
 import threading
