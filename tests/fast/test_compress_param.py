@@ -4,19 +4,16 @@ golden/spec/compress and retired_values."""
 import pytest
 from facade import (
     Compression,
-    Inventory,
     Memory,
     Method,
     ParamKind,
     Schedule,
     Scope,
-    SnapshotRef,
     read_recipe,
     recipe,
 )
 
 from stagerun import language
-from stagerun.plan import make_plan
 
 SCHEDULE = """name: "made_up" model { name: "resnet_small" num_classes: 10 }
 data { train { source: "/data" images: 100 } } stage { name: "a" } stage { name: "b" }
@@ -57,15 +54,6 @@ def test_what_is_not_written_follows_from_the_method(method: str) -> None:
     assert found.allow == (auto if method == "AUTO" else ())
 
 
-def test_what_is_written_counts() -> None:
-    text = "ratio: 0.25 scope: ENTIRE_MODEL memory: NONE start_iter: 7"
-    assert compression(f"method: TOP_K {text}") == Compression(
-        method=Method.TOP_K, ratio=0.25, scope=Scope.ENTIRE_MODEL, memory=Memory.NONE, start_iter=7
-    )
-    found = compression("method: AUTO allow: [THRESHOLD, POWER_SGD] rank: 2")
-    assert (found.ratio, found.threshold, found.rank) == (None, 0.001, 2)
-
-
 def test_rules_have_what_is_written_around_them_then_the_default_of_their_method() -> None:
     rules = 'param { name: "fc*" kind: BIAS method: RANDOM_K } param { method: TOP_K ratio: 0.5 } param { method: THRESHOLD }'
     assert compression(f"method: TOP_K ratio: 0.25 {rules}").param == (
@@ -87,53 +75,13 @@ def test_a_start_in_epochs_and_a_change_of_it_in_the_other_unit() -> None:
     assert compression(text, ("a.batch_size=40",)).start_iter == 5
 
 
-def test_nothing_of_it_shows_where_it_is_not_written() -> None:
-    schedule = read()
-    shown = [language.canonical(schedule), *(key for stage in schedule.stages for key in stage.identity)]
-    assert not [text for text in shown if "compress" in text or "residual" in text]
-
-
 def test_what_is_written_is_part_of_the_identity() -> None:
-    texts = (
-        "",
-        "method: QSGD",
-        "method: QSGD qstates: 15",
-        "method: QSGD start_iter: 1",
-        "method: QSGD param { method: NONE }",
-    )
-    schedules = [read(f"compress_param {{ {text} }}" if text else "") for text in texts]
+    texts = "qstates: 255", "qstates: 15", "start_iter: 1", "param { method: NONE }"
+    schedules = [read(), *(read(f"compress_param {{ method: QSGD {text} }}") for text in texts)]
     schedules.append(read("compress_param { method: THRESHOLD }", "compress_param { method: THRESHOLD }"))
     assert len({language.digest(schedule) for schedule in schedules}) == len(schedules)
     spelt = "method: QSGD qstates: 255 memory: NONE scope: LAYERWISE start_epoch: 0"
     assert language.digest(read(f"compress_param {{ {spelt} }}")) == language.digest(schedules[1])
-
-
-def ref(schedule: Schedule, stage: str, parent: str = "") -> SnapshotRef:
-    made = schedule.stage(stage)
-    iter = made.solver.max_iter
-    identity = made.identity
-    return SnapshotRef(
-        name=f"{stage}-{iter}", stage=stage, iter=iter, attempt=1, id=stage, parent=parent, identity=identity
-    )
-
-
-SIGN = "compress_param { method: THRESHOLD }"
-
-
-@pytest.mark.parametrize(
-    "before, after, change",
-    [
-        ("", "", ""),
-        ("", SIGN, "compress_param.method (none) -> THRESHOLD (b.prototxt:1)"),
-        (SIGN, "", "compress_param.method THRESHOLD -> (none) (a default)"),
-    ],
-)  # fmt: skip
-def test_a_snapshot_is_stale_only_for_a_change_of_meaning(before: str, after: str, change: str) -> None:
-    old, new = read(SIGN, before), read(SIGN, after)
-    plan = make_plan(new, Inventory((ref(old, "a"), ref(old, "b", "a"))))
-    assert [s.state.value for s in plan.stages] == ["done", "stale" if change else "done"]
-    shown = [str(c) for c in plan.stages[1].changes]
-    assert change in shown if change else not shown
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,6 @@
-"""The schedules in solvers/: every learning rate against a computation of its own, batches, lengths, headers. What else they set is in
-golden/canonical.
+"""The published recipes in solvers/: lengths, batches, decay and every learning rate, from their formulas alone; and headers of all files.
+What else a schedule sets is in golden/canonical."""
 
-The rates here are written from the published formulas, iteration by iteration, and call nothing of stagerun.schedule.
-"""
-
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,10 +51,6 @@ def cifar10_fast(epochs: int) -> Rate:
     return rate
 
 
-def triangle(base: float, start: float, peak: int, end: int) -> Rate:
-    return lambda i: line(i, 0, start, peak, base) if i <= peak else line(i, peak, base, end, 0)
-
-
 def ffcv(epochs: int) -> Rate:
     def rate(i: int) -> float:
         epoch = i * 4096 / IMAGENET
@@ -76,31 +68,10 @@ def batch_24k(i: int) -> float:
     return line(i, 0, 0.1, 260, 4.8) if i < 260 else line(i, 260, 4.8, 4680, 0)
 
 
-def cooldown(i: int) -> float:
-    return 0.8 * (1 - math.sqrt(i / 7500))
-
-
-def collapses(base: float, length: int) -> dict[str, Rate]:
-    return {
-        "fixed": constant(base),
-        "linear": poly(base, length, 1),
-        "poly2": poly(base, length, 2),
-        "cosine": lambda i: base * (1 + math.cos(math.pi * i / length)) / 2,
-        "sqrt": lambda i: base * (1 - math.sqrt(i / length)),
-    }
-
-
-# Of arXiv:1911.08250's released code, without Random-k and Threshold-v, which it trains for longer; and the methods that there are.
+# Of arXiv:1911.08250's released code, without Random-k and Threshold-v, which it trains for longer.
 BRIEF = ("dense", *(name + scope for name in ("top_k", "terngrad", "qsgd") for scope in ("", "_whole")))
 LONG = tuple(name + scope for name in ("random_k", "threshold") for scope in ("", "_whole"))
 
-
-def half_cosine(i: int) -> float:
-    """From 0 to 0.05 in the 39 updates of an epoch of 2,480 images, then half a cosine back to 0."""
-    return 0.05 * i / 39 if i < 39 else 0.025 * (1 + math.cos(math.pi * (i - 39) / (465 - 39)))
-
-
-METHODS = ("dense", "top_k", "random_k", "threshold", "terngrad", "qsgd", "power_sgd", "bf16")
 
 # Stage: (updates, images per update, images per device batch, weight decay, rate).
 Row = tuple[int, int, int, float, Rate]
@@ -117,33 +88,14 @@ RECIPES: dict[str, dict[str, Row]] = {
         "collapse": (402, 14336, 16, 1e-4, poly(0.254, 402, 2)),
     },
     "resnet50_8nodes": {"main": (112600, 1024, 32, 1e-4, steps(0.4, 37440, 74880, 99840))},
-    "resnet50_16nodes": {
-        "main": (56300, 2048, 32, 1e-4, warmed(0.8, 0.1, 3125, steps(0.8, 18750, 37500, 50000))),
-    },
-    "resnet50_64nodes": {
-        "main": (14075, 8192, 32, 1e-4, warmed(3.2, 0.1, 780, steps(3.2, 4680, 9360, 12480))),
-    },
+    "resnet50_16nodes": {"main": (56300, 2048, 32, 1e-4, warmed(0.8, 0.1, 3125, steps(0.8, 18750, 37500, 50000)))},
+    "resnet50_64nodes": {"main": (14075, 8192, 32, 1e-4, warmed(3.2, 0.1, 780, steps(3.2, 4680, 9360, 12480)))},
     "resnet50_24k_90ep": {"main": (4680, 24576, 48, 5e-5, batch_24k)},
     "cifar10_resnet9_24ep": {"main": (24 * 97, 512, 512, 5e-4, cifar10_fast(24))},
     "cifar10_alexnet": {"main": (24 * 97, 1024, 512, 5e-4, cifar10_fast(24))},
     "cifar10_resnet9_compressed": {
         **{f"ep24_{name}": (24 * 97, 1024, 512, 5e-4, cifar10_fast(24)) for name in BRIEF},
         **{f"ep40_{name}": (40 * 97, 1024, 512, 5e-4, cifar10_fast(40)) for name in LONG},
-    },
-    "fashion_compressed": {f"main_{name}": (420, 128, 64, 5e-4, triangle(0.1, 0.01, 84, 420)) for name in METHODS},
-    "fashion_base": {"base": (282, 128, 64, 5e-4, warmed(0.1, 0.01, 40, poly(0.1, 282, 1)))},
-    "fashion_finetune": {
-        "head": (60, 16, 16, 5e-4, constant(0.05)),
-        "all": (120, 16, 16, 5e-4, poly(0.01, 120, 1)),
-        "scratch": (180, 16, 16, 5e-4, warmed(0.05, 0.005, 20, poly(0.05, 180, 1))),
-    },
-    "fashion_async": {"main": (1680, 32, 32, 5e-4, triangle(0.025, 0.0025, 336, 1680))},
-    "fashion_longtail": {
-        f"main_{name}": (465, 64, 32, 5e-4, half_cosine) for name in ("uniform", "balanced", "weighted")
-    },
-    "fashion_own_network": {
-        "main": (422, 128, 32, 5e-4, warmed(0.1, 0.01, 47, constant(0.1))),
-        "collapse": (94, 128, 32, 5e-4, poly(0.1, 94, 2)),
     },
     "cifar10_inception_bn_28": {"main": (40 * (60000 // 256 // 5), 1280, 128, 1e-5, constant(0.4))},
     "ilsvrc12_inception_bn": {"main": (30 * (IMAGENET // 144 // 10), 1440, 36, 1e-5, constant(0.05))},
@@ -156,62 +108,10 @@ RECIPES: dict[str, dict[str, Row]] = {
     },
     "resnet50_ffcv_16ep": {"main": (5005, 4096, 512, 1e-4, ffcv(16))},
     "resnet50_ffcv_88ep": {"main": (27525, 4096, 512, 1e-4, ffcv(88))},
-    "wsd_branches": {
-        "trunk": (45000, 2048, 32, 5e-5, lambda i: line(i, 0, 0.08, 3128, 0.8) if i < 3128 else 0.8),
-        "cooldown_trunk_15000": (7500, 2048, 32, 5e-5, cooldown),
-        "cooldown_trunk_30000": (7500, 2048, 32, 5e-5, cooldown),
-        "cooldown_trunk": (7500, 2048, 32, 5e-5, cooldown),
-    },
-    "collapse_atlas": {
-        "trunk": (1440, 256, 256, 5e-4, warmed(0.2, 0.02, 120, constant(0.2))),
-        **{
-            f"{kind}_{start}_{shape}_{length}": (length, 256, 256, 2e-3 if kind.endswith("wd4") else 5e-4, rate)
-            for kind in ("aug", "aug_wd4", "plain", "plain_wd4")
-            for start in ("trunk_480", "trunk_960", "trunk")
-            for length in (30, 60, 120, 240, 480)
-            for shape, rate in collapses(0.2, length).items()
-        },
-        "cosine_whole": (1920, 256, 256, 5e-4, warmed(0.2, 0.02, 120, collapses(0.2, 1920)["cosine"])),
-        "linear_whole": (1920, 256, 256, 5e-4, warmed(0.2, 0.02, 120, poly(0.2, 1920, 1))),
-        "init": (640, 256, 256, 5e-4, warmed(0.2, 0.02, 120, poly(0.2, 1280, 1))),
-        "cyc1": (400, 256, 256, 5e-4, warmed(0.15, 0.1, 40, poly(0.15, 800, 2))),
-        "cyc2": (400, 256, 256, 5e-4, warmed(0.11, 0.0375, 40, poly(0.11, 800, 2))),
-        **{
-            f"{name}_{kind}": (length, 256, 256, 2e-3 if kind.endswith("wd4") else 5e-4, poly(base, length, 2))
-            for name, length, base in (("cycles", 480, 0.0275), ("single", 720, 0.2))
-            for kind in ("aug", "aug_wd4", "plain", "plain_wd4")
-        },
-    },
-    "fashion_losses": {
-        "teacher": (660, 128, 64, 5e-4, poly(0.12, 660, 1)),
-        **{name: (200, 128, 64, 5e-4, poly(0.12, 200, 1)) for name in ("labels", "distilled", "binary")},
-        "trunk": (1400, 128, 64, 5e-4, constant(0.12)),
-        "decay": (100, 128, 64, 5e-4, poly(0.12, 100, 1)),
-    },
-    "fashion_fixres": {
-        "trunk": (660, 128, 64, 5e-4, poly(0.12, 660, 1)),
-        "fixres": (100, 128, 64, 0, poly(0.01, 100, 1)),
-    },
-    "fashion_collapse": {
-        "init": (1100, 128, 64, 5e-4, warmed(0.15, 0.015, 220, poly(0.15, 2640, 1))),
-        "cyc1": (550, 128, 64, 5e-4, poly(0.09, 1100, 2)),
-        "cyc2": (700, 128, 64, 5e-4, warmed(0.075, 0.022, 140, poly(0.075, 1400, 2))),
-        "cyc3": (700, 128, 64, 5e-4, warmed(0.06, 0.018, 140, poly(0.06, 1400, 2))),
-        "collapse": (700, 128, 64, 2e-3, poly(0.025, 700, 2)),
-    },
-    "fashion_ensemble": {
-        "init": (700, 128, 64, 5e-4, warmed(0.15, 0.015, 140, poly(0.15, 1600, 1))),
-        **{f"cyc{k}": (300, 128, 64, 5e-4, poly(0.12, 1000, 2)) for k in (1, 2, 3)},
-        **{f"collapse_cyc{k}": (660, 128, 64, 1e-3, poly(0.12, 660, 1)) for k in (1, 2, 3)},
-    },
 }
 
 
-def test_every_folder_has_its_rates_here():
-    assert set(RECIPES) == set(GALLERY)
-
-
-@pytest.mark.parametrize("name", GALLERY)
+@pytest.mark.parametrize("name", RECIPES)
 def test_lengths_batches_decay_and_the_rate_of_every_iteration(name):
     solvers = {stage.name: stage.solver for stage in load(SOLVERS / name).stages}
     found = {n: (s.max_iter, s.batch_size, s.device_batch_size, s.weight_decay) for n, s in solvers.items()}

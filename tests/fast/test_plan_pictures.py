@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import made_schedules
 import pytest
 from click.testing import CliRunner, Result
-from facade import Note, Reader, Schedule, Transform, chart, make_picture, make_scale, recipe
+from facade import Note, Reader, Schedule, chart, make_picture, make_scale
 from facade import picture as drawn
 from log_help import evaluated, iterated
 from long_log import line, write_log
@@ -75,30 +75,6 @@ def test_steps_of_a_policy_are_jumps_and_a_warm_up_that_reaches_base_lr_is_none(
     assert [m.factor for m in collapse.marks] == [pytest.approx(5.0)]
 
 
-def test_a_jump_is_drawn_upright() -> None:
-    line = make_picture(made_schedules.steps()).stages[0].line()
-    at = line.index((60, pytest.approx(0.04)))
-    assert line[at - 2 : at] == [(59, 0.4), (60, 0.4)]
-    assert line[-1] == (120, line[-2][1])  # the last rate holds to the end
-
-
-def test_knots_are_points() -> None:
-    knots = tuple(
-        recipe.Knot(iter=at, factor=f) for at, f in ((0, 0.0), (311, 1.0), (312, 0.2), (500, 0.7), (999, 0.0))
-    )
-    one = alone(base_lr=1.0, lr_policy="piecewise_linear", knot=knots, max_iter=1000)
-    assert {0, 311, 312, 500, 999} <= {p.iter for p in one.points}
-
-
-def test_an_image_size_that_moves() -> None:
-    """By FFCV's rule: 160 after 15 epochs, 192 after 25, and each change has both of its sides."""
-    ramp = recipe.CropSizeRamp(start_size=128, start_epoch=10, end_epoch=30, multiple=32)
-    moves = Transform(crop_size=192, crop_size_ramp=ramp)
-    points = alone(base_lr=0.1, lr_policy="fixed", max_iter=400, transform=moves).points
-    changes = [(a.iter, b.iter, a.size, b.size) for a, b in pairwise(points) if a.size != b.size]
-    assert changes == [(149, 150, 128, 160), (249, 250, 160, 192)]
-
-
 # -- places
 
 
@@ -116,27 +92,6 @@ def test_a_place_counts_along_the_path_of_ancestors() -> None:
     assert cool_c.extent(drawn.Unit.IMAGES) == (100_000, 160_000)
     assert cool_c.extent(drawn.Unit.ITERATIONS) == (1000, 1300)
     assert not cool_c.enabled and picture.end(drawn.Unit.EPOCHS) == 160.0
-
-
-def test_hours_are_those_given_and_unknown_ones_are_an_error() -> None:
-    of = made_schedules.steps()
-    with pytest.raises(ValueError, match="hours"):
-        make_picture(of).end(drawn.Unit.HOURS)
-    at = {("main", 0): 600.0, ("main", 120): 4200.0, ("collapse", 0): 4500.0, ("collapse", 40): 7200.0}
-    picture = make_picture(of, lambda name, iter: at[name, iter])
-    assert picture.stage("main").extent(drawn.Unit.HOURS) == (pytest.approx(1 / 6), pytest.approx(7 / 6))
-    assert picture.stage("main").x(60, drawn.Unit.HOURS) == pytest.approx(4 / 6)
-    assert picture.end(drawn.Unit.HOURS) == 2.0
-
-
-def test_what_goes_on_on_its_parents_line_is_one_curve_with_it_and_branches_share_a_line_where_they_do_not_meet() -> (
-    None
-):
-    """A branch with stages of its own is one; two branches on one line of the bands are two."""
-    assert make_picture(made_schedules.steps()).curves(drawn.Unit.EPOCHS) == {"main": 0, "collapse": 0}
-    branches = make_picture(made_schedules.branches())
-    assert branches.curves(drawn.Unit.EPOCHS) == {"main": 0, "cool_a": 1, "cool_b": 2, "cool_c": 0}
-    assert branches.lanes(drawn.Unit.EPOCHS) == {"main": 0, "cool_a": 1, "cool_b": 1, "cool_c": 0}
 
 
 # -- the chart

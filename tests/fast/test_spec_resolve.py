@@ -106,14 +106,6 @@ def test_the_value_of_a_field(texts: dict[str, str], expected: dict[str, object]
     assert found == expected
 
 
-def test_set_reaches_the_schedule_itself() -> None:
-    schedule = read(
-        changes=("seed=2", "data.train.source=/x y", "model.batch_norm_param.eps=1e-3", "model.name=resnet50")
-    )
-    assert (schedule.seed, schedule.stage("a").solver.random_seed, schedule.data.train.path) == (2, 2, "/x y")
-    assert (schedule.model.eps, schedule.model.name) == (1e-3, "resnet50")
-
-
 @pytest.mark.parametrize(
     ("name", "published"),
     [
@@ -201,12 +193,6 @@ def test_identity_shows_what_changed(change: dict[str, str], key: str) -> None:
     assert language.digest(read()) != language.digest(read(**change))  # type: ignore[arg-type]
 
 
-def test_digest_is_of_the_tree_and_not_of_names() -> None:
-    renamed = SCHEDULE.replace('name: "a"', 'name: "z" solver: "a.prototxt"')
-    assert language.digest(read(renamed)) == language.digest(read())
-    assert language.digest(read(SCHEDULE.replace('name: "b"', 'name: "b" from: ""'))) != language.digest(read())
-
-
 def test_every_number_has_bounds() -> None:
     """But for those whose range is no interval, or depends on another field."""
     numbers = [
@@ -283,8 +269,3 @@ def test_spare_classes_are_no_part_of_what_a_snapshot_is_made_from() -> None:
     assert spare.model.spare_classes and language.canonical(spare) == language.canonical(read())
     assert language.digest(spare) == language.digest(read())
     assert [s.identity for s in spare.stages] == [s.identity for s in read().stages]
-
-
-def test_an_ensemble_of_a_schedule_without_stages() -> None:
-    text = 'model { name: "resnet18" num_classes: 10 } data { train { source: "t" images: 9 } } ensemble { name: "e" members: "x" }'
-    assert "member `x` of ensemble `e` is not a stage" in messages(schedule=text)
