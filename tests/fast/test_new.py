@@ -8,7 +8,7 @@ from pathlib import Path
 import made_images
 import pytest
 from click.testing import CliRunner
-from facade import RULES, Level, RecipeError, Schedule, lint
+from facade import RULES, Level, Schedule, lint
 
 from stagerun.cli import main
 from stagerun.data import index as data_index
@@ -169,16 +169,6 @@ def test_all_mistakes_at_once_and_nothing_is_written(tmp_path: Path, train: Path
     assert os.listdir(there) == ["file"] and not (tmp_path / "out").exists() and not (tmp_path / "a b").exists()
 
 
-def test_weights_that_are_not_here_are_named_at_once(tmp_path: Path, train: Path, val: Path) -> None:
-    code, _, said = stagerun("new", tmp_path / "a" / "b", "--from", "fashion_finetune", "--train", train, "--val", val)
-    out = tmp_path / "out" / "fashion_base"
-    assert (
-        code == 0
-        and f"note: head.weights.file: {out} is not the output folder of a run: `run` will refuse this" in said
-    )
-    assert f"train it with `stagerun run DIR --out {out}`" in said
-
-
 def test_without_a_side_file_the_records_are_read(tmp_path: Path, train: Path, val: Path) -> None:
     bare = tmp_path / "lmdb"
     bare.mkdir()
@@ -193,16 +183,6 @@ def test_the_gallery_ships_with_the_package() -> None:
     packed = {path.relative_to(ROOT / "stagerun" / "gallery") for p in patterns for path in (ROOT / "stagerun").glob(p)}
     there = {path.relative_to(ROOT / "solvers") for path in (ROOT / "solvers").rglob("*.*")}
     assert packed == {path for path in there if "__pycache__" not in path.parts}
-
-
-def test_a_base_with_mistakes_is_refused_with_their_places(tmp_path: Path, train: Path, val: Path) -> None:
-    folder = tmp_path / "base"
-    folder.mkdir()
-    (folder / "schedule.prototxt").write_text('stage { name: "x" }\n')
-    with pytest.raises(RecipeError):
-        load(folder)
-    code, _, said = stagerun("new", tmp_path / "out", "--from", folder, "--train", train, "--val", val)
-    assert code == 64 and f"{folder}/schedule.prototxt:1:" in said and "nothing is written" in said
 
 
 def test_class_weights_are_those_of_the_images_at_hand() -> None:

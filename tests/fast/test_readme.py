@@ -90,16 +90,6 @@ def test_links_files_and_pictures_are_there(page: str) -> None:
         assert (ROOT / named).exists(), named
 
 
-@pages
-def test_modules_are_there(page: str) -> None:
-    """Named from the package or the root, or by their file's name alone. `train.py` is timm's."""
-    there = {
-        path.relative_to(ROOT).as_posix() for folder in ("stagerun", "tests") for path in (ROOT / folder).rglob("*.py")
-    }
-    for named in set(re.findall(r"`([\w/]+\.py)\b", TEXTS[page])):
-        assert named == "train.py" or "NAME" in named or any(f"/{path}".endswith(f"/{named}") for path in there), named
-
-
 def test_the_map_has_every_folder_and_every_tool() -> None:
     internals, readme = TEXTS["internals"], TEXTS["README"]
     assert tuple(re.findall(r"^\| `(\w+)(?:/|\.py)` \|", internals, re.M)) == TRUNK
@@ -183,16 +173,3 @@ def test_the_schedule_of_readme_gives_the_plan_of_readme(tmp_path: Path) -> None
     assert quoted == [line for line in lines if line][: len(quoted)] and quoted[-1].startswith("total")
     linted = contract.stagerun(["check", "."], tmp_path)
     assert linted.exit_code == 0 and "no warnings" in linted.stdout
-
-
-def test_no_page_is_cited_that_is_not_there() -> None:
-    """A reason that the code gives can be read where the code is."""
-    there = {path.name for folder in (ROOT, ROOT / "tests" / "reliability") for path in folder.glob("*.md")}
-    cited = {
-        (str(path.relative_to(ROOT)), name)
-        for folder in ("stagerun", "scripts", "protos", "solvers")
-        for path in (ROOT / folder).rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
-        for name in re.findall(r"\b[A-Z]{3,}\.md\b", path.read_text(errors="replace"))
-    }
-    assert {name for _, name in cited} <= there, cited

@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from facade import RecipeError, Schedule, Weights, read_recipe, render_text
+from facade import RecipeError, Schedule, render_text
 from test_plan import inventory, schedule, snapshot
 
-from stagerun.language import canonical
 from stagerun.plan import State, make_plan
 
 WEIGHTS_DIGEST = "weights.sha256"
@@ -25,23 +24,6 @@ def with_digest(of: Schedule, digest: str) -> Schedule:
 def states(of: Schedule, trained: Schedule) -> list[State]:
     trunk = snapshot(trained, "trunk", 20, "")
     return [s.state for s in make_plan(of, inventory(trunk, snapshot(trained, "long", 30, trunk.id))).stages[:2]]
-
-
-def test_without_them_nothing_of_a_schedule_changes() -> None:
-    plain = schedule()
-    assert not [key for stage in plain.stages for key in stage.identity if "weights" in key or "freeze" in key]
-    text = canonical(plain)
-    assert "weights" not in text and "freeze" not in text and text.count("model {") == 1
-    assert all(stage.model == plain.model for stage in read_recipe(canonical(plain)).stages)
-
-
-def test_each_is_read_back_from_a_recipe() -> None:
-    of = given('freeze: "a.*" freeze: "b" weights { file: "w.pt" drop: "fc*" rename { from: "m.*" to: "*" } strict: false }'
-               ' model { name: "resnet18" num_classes: 7 }')  # fmt: skip
-    stage = read_recipe(canonical(of)).stage("long")
-    assert stage.solver == of.stage("long").solver and stage.model.num_classes == 7
-    assert stage.solver.freeze == ("a.*", "b") and isinstance(stage.solver.weights, Weights)
-    assert stage.solver.weights.path == "/s/w.pt"
 
 
 def test_a_stages_own_network_is_its_identity() -> None:

@@ -28,7 +28,7 @@ from stagerun.plan import make_plan
 from stagerun.plan.estimate import Cost, Figures, Room, estimate, needs, render_needs, snapshots_on_disk
 from stagerun.schedule import make_knobs, parting, synchronisations
 from stagerun.tools.rehearse.measure import LEAST_ITERS, first_life
-from stagerun.tools.rehearse.scaling import Share, Turn, notes, render, rows
+from stagerun.tools.rehearse.scaling import Share, Turn, rows
 
 TREE = schedule(
     shared="""
@@ -236,13 +236,6 @@ def test_a_machine_that_is_slower_in_one_round_changes_no_efficiency() -> None:
     assert (one.computing, one.communicating, one.waiting) == (3.5 / 4, 0, 0.5 / 4)
     assert (two.computing, two.communicating, two.waiting) == (3.5 / 5, 1 / 5, 0.5 / 5)
     assert (two.sending, two.hidden) == (1.0, 0.5)
-
-
-def test_what_is_told() -> None:
-    text = render(rows(TURNS, 100), notes(TURNS, 100, 5, "cpu", 2, 2, "28 x 28, raw"))
-    assert "strong scaling" in text and "a cluster behaves otherwise" in text and "fewer than their 4 threads" in text
-    assert "dealt out evenly to 2" in text and "28 x 28, raw" in text
-    assert len(notes([turn(0, 1, [1.0])], 100, 5, "cpu", 2, 2, "")) == 2
 
 
 # -- the command
