@@ -1,9 +1,8 @@
 """Images per second of a processor: stagerun's loader against the usual ones, on the same JPEGs.
 
 Each side turns the same photographs into uint8 batches of 64: a rectangle as torchvision's RandomResizedCrop draws it, resized to
-224 x 224, flipped half of the time. Each is a process of its own; they take turns in blocks of a few seconds, and each round gives
-one ratio per pair, so that a machine whose speed drifts slows all. It counts the processor time, user and system, of the whole tree
-of processes from one moment of rest to the next. It prints the medians, and the median and quartiles of the ratios.
+224 x 224, flipped half of the time. Each is a process of its own; they take turns in blocks of a few seconds. It counts the processor time,
+user and system, of the whole tree of processes from one moment of rest to the next.
 
   stagerun       its loader on an LMDB, by each way of decoding asked for, on files as they are (plain) and after
                  `stagerun data import --prepare`
@@ -15,6 +14,7 @@ read the LMDB that stagerun reads, through py-lmdb.
 """
 
 import argparse
+import contextlib
 import io
 import os
 import random
@@ -37,6 +37,7 @@ from bench_photos import make as make_photos
 from facade import Datum, InterpMode, LmdbSource, Loader, RandomResizedCrop, Transform, torchvision_part, write_lmdb
 from PIL import Image
 from torch.utils.data import DataLoader
+from turns import parser, ratio, turns
 
 from stagerun.data import jpeg
 
@@ -98,29 +99,21 @@ class Side:
 
 def tree_seconds(root: int) -> float:
     """User and system time of a process, its living descendants, and those of them that were waited for."""
-    parents, ticks = {}, {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # gone meanwhile
-                continue
-            parents[int(folder.name)] = int(fields[1])
-            ticks[int(folder.name)] = sum(map(int, fields[11:15]))
-    tree, added = {root}, True
-    while added:
-        added = {pid for pid, parent in parents.items() if parent in tree} - tree
-        tree |= added
-    return sum(ticks.get(pid, 0) for pid in tree) / os.sysconf("SC_CLK_TCK")
+    stats: dict[int, list[str]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            stats[int(stat.parent.name)] = stat.read_text().rpartition(")")[2].split()
+    tree = [root]
+    for pid in tree:
+        tree += [child for child, fields in stats.items() if int(fields[1]) == pid]
+    return sum(int(field) for pid in tree for field in stats[pid][11:15]) / os.sysconf("SC_CLK_TCK")
 
 
 def compare(sides: Sequence[Side], rounds: int, seconds: float) -> None:
     for side in sides:
         side.work(min(1.0, seconds), counts=False)
-    for n in range(rounds):
-        # Who goes first changes, so that what a block leaves behind (heat, caches) falls on all alike.
-        for side in (*sides[n % len(sides) :], *sides[: n % len(sides)]):
-            side.work(seconds)
+    for side in turns(sides, rounds):
+        side.work(seconds)
     print("images per second and processor; per second on the clock:")
     for side in sides:
         print(f"  {side.name:<36} {statistics.median(side.per_cpu):7.0f} {statistics.median(side.per_wall):9.0f}")
@@ -129,14 +122,6 @@ def compare(sides: Sequence[Side], rounds: int, seconds: float) -> None:
         for other in sides:
             if not other.ours:
                 print(f"  {ours.name} / {other.name}: {ratio(ours.per_cpu, other.per_cpu)}")
-
-
-def ratio(a: list[float], b: list[float]) -> str:
-    ratios = [x / y for x, y in zip(a, b, strict=True)]
-    if len(ratios) < 2:
-        return f"{ratios[0]:.2f}"
-    low, median, high = statistics.quantiles(ratios, n=4)
-    return f"{median:.2f} ({low:.2f} - {high:.2f})"
 
 
 @dataclass(frozen=True)
@@ -239,17 +224,15 @@ def datum(data: bytes, i: int) -> bytes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of a block")
-    parser.add_argument("--threads", type=int, default=1, help="of each side; worker processes of the DataLoaders")
-    parser.add_argument("--tier", nargs="+", help="ways of decoding; default: the fastest here, and simplejpeg")
-    parser.add_argument(
+    asked = parser(__doc__, rounds=9, threads=1)
+    asked.add_argument("--seconds", type=float, default=3.0, help="length of a block")
+    asked.add_argument("--tier", nargs="+", help="ways of decoding; default: the fastest here, and simplejpeg")
+    asked.add_argument(
         "--prepared", choices=("yes", "no", "only"), default="yes", help="stagerun on prepared files too"
     )
-    parser.add_argument("--interp", choices=("LINEAR", "ANTIALIAS", "AUTO"), default="LINEAR", help="stagerun's")
-    parser.add_argument("--photos", type=Path, help="a folder of JPEGs; default: made by scripts/photos")
-    options = parser.parse_args()
+    asked.add_argument("--interp", choices=("LINEAR", "ANTIALIAS", "AUTO"), default="LINEAR", help="stagerun's")
+    asked.add_argument("--photos", type=Path, help="a folder of JPEGs; default: made by `scripts/bench photos`")
+    options = asked.parse_args()
     photos = options.photos or make_photos(Path(".data/photos"), 300)
     files = [file.read_bytes() for file in sorted(photos.glob("*.jp*g"))]
     if not files:

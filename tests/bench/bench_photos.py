@@ -11,7 +11,6 @@ import io
 import random
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,36 +32,17 @@ SUBSAMPLED = 0.85  # 4:2:0; the others are 4:4:4
 LEAST_CONTRAST, USUAL_BYTES, SMALL_ONES = 25, 72_000, 0.15
 
 
-def packages(folder: Path, debs: Path | None) -> Path:
-    """The folder with the unpacked packages."""
-    unpacked = folder / "packages"
-    if unpacked.is_dir():
-        return unpacked
-    partial = folder / "packages.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    if debs is None:
-        download(partial)
-        debs = partial
-    for name in PACKAGES:
-        found = sorted(debs.glob(f"{name}_*.deb"))
-        if not found:
-            sys.exit(f"{debs} has no {name}_*.deb")
-        subprocess.run(["dpkg-deb", "-x", str(found[-1]), str(partial)], check=True)
-    partial.rename(unpacked)
+def packages(folder: Path) -> Path:
+    """The folder with the unpacked packages, which apt-get fetches as any user."""
+    unpacked, partial = folder / "packages", folder / "packages.partial"
+    if not unpacked.is_dir():
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        subprocess.run(["apt-get", "-q", "-o", "APT::Sandbox::User=", "download", *PACKAGES], cwd=partial, check=True)
+        for package in partial.glob("*.deb"):
+            subprocess.run(["dpkg-deb", "-x", str(package), str(partial)], check=True)
+        partial.rename(unpacked)
     return unpacked
-
-
-def download(folder: Path) -> None:
-    """By apt-get, as any user; where it knows no such packages, with package lists of its own."""
-    fetch = ["apt-get", "-q", "-o", "APT::Sandbox::User="]
-    if subprocess.run([*fetch, "download", *PACKAGES], cwd=folder).returncode == 0:
-        return
-    for part in ("lists/partial", "archives/partial"):
-        (folder / part).mkdir(parents=True)
-    private = [f"-oDir::State::Lists={folder.resolve()}/lists", f"-oDir::Cache={folder.resolve()}"]
-    subprocess.run([*fetch, *private, "update"], cwd=folder, check=True)
-    subprocess.run([*fetch, *private, "download", *PACKAGES], cwd=folder, check=True)
 
 
 def photographs(unpacked: Path) -> list[Path]:
@@ -95,12 +75,12 @@ def cut(picture: Image.Image, size: tuple[int, int], rng: random.Random) -> Imag
     return picture.crop((x, y, x + w, y + h)).resize(size, Image.Resampling.LANCZOS)
 
 
-def make(folder: Path, count: int, debs: Path | None = None) -> Path:
+def make(folder: Path, count: int) -> Path:
     """The folder with `count` JPEGs, made if they aren't there."""
     target = folder / f"imagenet-{count}"
     if target.is_dir():
         return target
-    files = photographs(packages(folder, debs))
+    files = photographs(packages(folder))
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -115,9 +95,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path(".data/photos"))
     parser.add_argument("--count", type=int, default=300)
-    parser.add_argument("--debs", type=Path, help="a folder that has the packages already")
     options = parser.parse_args()
-    print(make(options.folder, options.count, options.debs))
+    print(make(options.folder, options.count))
 
 
 if __name__ == "__main__":

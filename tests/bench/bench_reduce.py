@@ -2,10 +2,9 @@
 
 The workers are processes that meet over gloo: on this machine, or, with --rank, one on each host (start the same command there with
 MASTER_ADDR and MASTER_PORT set). In the same processes every way trains the same network on the same images, in turn in blocks of a few
-steps, and each pair of blocks gives one ratio, so that a machine whose speed drifts slows both. A step is forward, backward and the sum of
-the gradients over the workers, without the update, which is the same in both. It prints the median time of a step, the part of it
-after backward (the exposed part of the reduction), this worker's processor time, and the median and quartiles of the ratios of
-the first way's times to those of each. Processor time is the steadier one on a machine that others use. `gradients`: a digest of those
+steps. A step is forward, backward and the sum of the gradients over the workers, without the update, which is the same in both. It prints
+the median time of a step, the part of it after backward (the exposed part of the reduction), this worker's processor time, and the ratios
+of the first way's times to those of each. Processor time is the steadier one on a machine that others use. `gradients`: a digest of those
 of the first step, and whether the last step's, in the same process, are the same.
 
 Ways: `ours` (determinism: FIXED), `late` (the same, but nothing is sent before backward is over), `elastic` (determinism: ELASTIC), `ddp`
@@ -27,6 +26,7 @@ from facade import Determinism, World
 from forked import meet
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from turns import parser, ratio, turns
 
 from stagerun.comm import Comm, TorchComm, make_reducer
 from stagerun.comm.reduce import FlatReducer, Reducer
@@ -109,17 +109,9 @@ def compare(options: argparse.Namespace, case: str, comm: Comm) -> None:
         way.step()  # of DDP the one after which it lays its buckets out anew
         digests.append(way.digest())
         way.work(2, counts=False)
-    started = time.monotonic()
-    for turn in range(options.pairs):
-        over = torch.tensor([int(time.monotonic() - started > options.seconds)])
-        comm.broadcast(over)  # rank 0's clock
-        if over.item() and turn > 1:
-            break
-        # Who goes first changes, so that what a block leaves behind (heat, caches) falls on all alike.
-        for way in ways[:: 1 if turn % 2 == 0 else -1]:
-            way.work(options.steps)
+    for way in turns(ways, options.rounds):
+        way.work(options.steps)
     if comm.rank == 0:
-        print(f"{len(ways[0].steps)} blocks of each way")
         for way, digest in zip(ways, digests, strict=True):
             print(_line(case, comm.size, way, ways[0], digest, way.digest()), flush=True)
     comm.barrier()
@@ -134,12 +126,6 @@ def _line(case: str, size: int, way: Way, first: Way, before: str, after: str) -
     )
 
 
-def ratio(ours: list[float], others: list[float]) -> str:
-    ratios = [a / b for a, b in zip(ours, others, strict=True)]
-    low, median, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
-    return f"{median:.3f} ({low:.3f} - {high:.3f})"
-
-
 def worker(rank: int, size: int, options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     comm = TorchComm(World(rank=rank, size=size, local_rank=0, local_size=1), torch.device("cpu"))
@@ -149,23 +135,15 @@ def worker(rank: int, size: int, options: argparse.Namespace) -> None:
     os._exit(0)
 
 
-def run(size: int, options: argparse.Namespace) -> None:
-    meet()
-    torch.multiprocessing.spawn(worker, (size, options), size)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=CASES, nargs="+", default=["resnet18"])
-    parser.add_argument("--ways", nargs="+", default=["ours", "ddp"])
-    parser.add_argument("--workers", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--rank", type=int, default=None, help="be this one worker of the job")
-    parser.add_argument("--batch", type=int, default=8, help="images of one worker")
-    parser.add_argument("--pairs", type=int, default=40)
-    parser.add_argument("--seconds", type=float, default=1e9, help="start no new pair of blocks after so long")
-    parser.add_argument("--steps", type=int, default=2, help="of a block")
-    parser.add_argument("--threads", type=int, default=1, help="of each worker")
-    options = parser.parse_args()
+    asked = parser(__doc__, rounds=40, threads=1)
+    asked.add_argument("--case", choices=CASES, nargs="+", default=["resnet18"])
+    asked.add_argument("--ways", nargs="+", default=["ours", "ddp"])
+    asked.add_argument("--workers", type=int, nargs="+", default=[2, 4])
+    asked.add_argument("--rank", type=int, default=None, help="be this one worker of the job")
+    asked.add_argument("--batch", type=int, default=8, help="images of one worker")
+    asked.add_argument("--steps", type=int, default=2, help="of a block")
+    options = asked.parse_args()
     if options.rank in (None, 0):
         print(
             "network       workers way        step ms   exposed processor   first way's time / its  same, processor time   gradients"
@@ -173,7 +151,8 @@ def main() -> None:
     if options.rank is not None:
         worker(options.rank, options.workers[0], options)
     for size in options.workers:
-        run(size, options)
+        meet()
+        torch.multiprocessing.spawn(worker, (size, options), size)
 
 
 if __name__ == "__main__":

@@ -1,29 +1,25 @@
-"""Time of a training step: stagerun's loop against a hand-written PyTorch loop.
+"""Time of a training step: stagerun's loop against a hand-written PyTorch loop; below 1, stagerun is faster.
 
 Both train the same network on the same batches, which lie in memory as bytes, with the same settings: SGD with momentum 0.9 and
 weight decay, channels_last, one worker; on a GPU both are fed through the same prefetcher, and stagerun alone asks for deterministic
-algorithms, as it does when it trains. They take turns in blocks of a few steps, and each pair of blocks gives one
-ratio, so that a machine whose speed drifts slows both. It prints the median time of a step for each, and the median, the
-quartiles and the range of the ratios (below 1: stagerun is faster).
-
-With `--own`, both are stagerun's loop: one trains a copy of the network from a Python file, the other the built-in one.
+algorithms, as it does when it trains. They take turns in blocks of a few steps. With `--own`, both are stagerun's loop: one trains a copy
+of the network from a Python file, the other the built-in one.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from facade import Arithmetic, Normalise, StageLoop, make_state, recipe, torchvision_models, train
+from turns import parser, ratio, spread, turns
 
 from stagerun.base.code import Sources
-from stagerun.comm import Comm, SoloComm, make_reducer, runs_of
+from stagerun.comm import SoloComm, make_reducer
 from stagerun.engine.device import be_deterministic, dtype_of, synchronize
 from stagerun.engine.feed import feed
 from stagerun.models import build
@@ -54,9 +50,7 @@ CASES = {
 
 
 COPY = Path(__file__).parents[1] / "help" / "copied"
-TORCHVISION = (
-    "from torchvision import models\n\n\ndef build(num_classes):\n    return models.{}(num_classes=num_classes)\n"
-)
+TORCHVISION = "from torchvision import models\ndef build(num_classes):\n    return models.{}(num_classes=num_classes)\n"
 
 
 def copied(case: Case) -> Case:
@@ -97,62 +91,31 @@ def endless(batches: list[Batch]) -> Iterator[Batch]:
 
 def ours(case: Case, batches: list[Batch]) -> Callable[[int], None]:
     """A function that trains so many steps."""
-    events = training(case, fed(case, batches), SoloComm())
+    solver = recipe.Solver(
+        base_lr=LR, lr_policy="fixed", max_iter=1 << 40, batch_size=case.batch, device_batch_size=case.batch,
+        momentum=MOMENTUM, weight_decay=DECAY, transform=recipe.Transform(mean_value=(MEAN,), scale=SCALE),
+        test_batch_size=case.batch, random_seed=1, precision=case.precision, compile=case.compiled,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    state = make_state(build(case.model), solver, case.device)
+    dtype = dtype_of(case.precision)
+    normalise = Normalise(solver.transform, case.model.channels, case.device, dtype, channels_last=True)
+    arithmetic = Arithmetic(
+        logical_workers=1, normalise=normalise, precision=solver.precision, clip_gradients=None,
+        forward_seed=lambda position: position,
+    )  # fmt: skip
+    loop = StageLoop(
+        stage="bench", max_iter=solver.max_iter, batch_size=solver.batch_size, epoch_images=1 << 20, start_position=0,
+        run=range(1), knobs=make_knobs(solver), snapshot=0, test_interval=0, arithmetic=arithmetic,
+    )  # fmt: skip
+    reducer = make_reducer(recipe.Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 1)
+    events = train(loop, state, fed(case, batches), reducer, lambda: False)
 
     def steps(count: int) -> None:
         for _ in range(count):
             next(events)
 
     return steps
-
-
-def training(
-    case: Case,
-    batches: Iterator[Any],
-    comm: Comm,
-    determinism: recipe.Determinism = recipe.Determinism.FIXED,
-    logical: int = 1,
-) -> Iterator[Any]:
-    """stagerun's own loop, without end: an event for each step. `batches`: the device batches of this rank, which has its share of the
-    `logical` workers."""
-    solver = recipe.Solver(
-        base_lr=LR,
-        lr_policy="fixed",
-        max_iter=1 << 40,
-        batch_size=case.batch * logical,
-        device_batch_size=case.batch,
-        momentum=MOMENTUM,
-        weight_decay=DECAY,
-        transform=recipe.Transform(mean_value=(MEAN,), scale=SCALE),
-        test_batch_size=case.batch,
-        random_seed=1,
-        precision=case.precision,
-        compile=case.compiled,
-    )
-    torch.manual_seed(1)
-    state = make_state(build(case.model), solver, case.device)
-    loop = StageLoop(
-        stage="bench",
-        max_iter=solver.max_iter,
-        batch_size=solver.batch_size,
-        epoch_images=1 << 20,
-        start_position=0,
-        run=runs_of(logical, comm.size)[comm.rank],
-        knobs=make_knobs(solver),
-        snapshot=0,
-        test_interval=0,
-        arithmetic=Arithmetic(
-            logical_workers=logical,
-            normalise=Normalise(
-                solver.transform, case.model.channels, case.device, dtype_of(case.precision), channels_last=True
-            ),
-            precision=solver.precision,
-            clip_gradients=None,
-            forward_seed=lambda position: position,
-        ),
-    )
-    reducer = make_reducer(determinism, [p.tensor for p in state.solver.parameters], comm, logical)
-    return train(loop, state, batches, reducer, lambda: False)
 
 
 def by_hand(case: Case, batches: list[Batch]) -> Callable[[int], None]:
@@ -217,54 +180,45 @@ def seconds(steps: Callable[[int], None], count: int, device: torch.device) -> t
     return (time.perf_counter() - started) / count, (time.process_time() - used) / count
 
 
-def compare(case: Case, own: bool, pairs: int, count: int) -> None:
+def compare(case: Case, own: bool, rounds: int, count: int) -> None:
     batches = make_batches(case)
     names = ("from a file", "built in") if own else ("stagerun", "by hand")
     a, b = (ours(copied(case), batches), ours(case, batches)) if own else (ours(case, batches), by_hand(case, batches))
-    for steps in (a, b):
+    times: dict[Callable[[int], None], list[tuple[float, float]]] = {a: [], b: []}
+    for steps in times:
         settle(case.device, ours=own or steps is a)
         steps(max(2, count // 4))
-    times_a, times_b = [], []
-    for pair in range(pairs):
-        # Who goes first changes, so that what a block leaves behind (heat, caches) falls on both alike.
-        for steps, times in ((a, times_a), (b, times_b))[:: 1 if pair % 2 == 0 else -1]:
-            settle(case.device, ours=own or steps is a)
-            times.append(seconds(steps, count, case.device))
-    (clock_a, cpu_a), (clock_b, cpu_b) = (tuple(zip(*times, strict=True)) for times in (times_a, times_b))
-    ratios = [x / y for x, y in zip(clock_a, clock_b, strict=True)]
-    low, median, high = statistics.quantiles(ratios, n=4)
-    processor = statistics.quantiles((x / y for x, y in zip(cpu_a, cpu_b, strict=True)), n=4)
+    for steps in turns((a, b), rounds):
+        settle(case.device, ours=own or steps is a)
+        times[steps].append(seconds(steps, count, case.device))
+    (clock_a, cpu_a), (clock_b, cpu_b) = (tuple(zip(*found, strict=True)) for found in times.values())
+    compiled, each = " compiled" * case.compiled, f"{rounds} blocks of {count} steps each"
     print(
-        f"{case.model.name} {case.side}x{case.side} batch {case.batch} {case.precision.value}{' compiled' * case.compiled} on "
-        f"{case.device}, {torch.get_num_threads()} threads: "
-        f"{names[0]} {1000 * statistics.median(clock_a):.2f} ms, {names[1]} {1000 * statistics.median(clock_b):.2f} ms, ratio "
-        f"{median:.3f}, speed {1 / median:.3f} (quartiles of the ratio {low:.3f} - {high:.3f}, range {min(ratios):.3f} - {max(ratios):.3f}, {pairs} pairs of {count} steps); "
-        f"{case.batch / statistics.median(clock_a):.4g} images/s; of processor time {processor[1]:.3f} ({processor[0]:.3f} - {processor[2]:.3f})"
+        f"{case.model.name} {case.side}x{case.side} batch {case.batch} {case.precision.value}{compiled} on {case.device}, "
+        f"{torch.get_num_threads()} threads, {each}, milliseconds: {names[0]} {spread([1000 * t for t in clock_a], 2)}, "
+        f"{names[1]} {spread([1000 * t for t in clock_b], 2)}, ratio {ratio(clock_a, clock_b)}, of processor time "
+        f"{ratio(cpu_a, cpu_b)}; {case.batch / statistics.median(clock_a):.4g} images/s"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=CASES, nargs="+", default=["resnet18", "resnet_small"])
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=1.5, help="length of a block, about")
-    parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--batch", type=int, default=None)
-    parser.add_argument("--compile", action="store_true", help="have torch.compile make both networks' code")
-    parser.add_argument("--own", action="store_true", help="a network from a file against the same one built in")
-    options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    device = torch.device(options.device)
+    asked = parser(__doc__, rounds=20)
+    asked.add_argument("--case", choices=CASES, nargs="+", default=["resnet18", "resnet_small"])
+    asked.add_argument("--seconds", type=float, default=1.5, help="length of a block, about")
+    asked.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    asked.add_argument("--device", default="cpu", help="cpu or cuda")
+    asked.add_argument("--batch", type=int, default=None)
+    asked.add_argument("--compile", action="store_true", help="have torch.compile make both networks' code")
+    asked.add_argument("--own", action="store_true", help="a network from a file against the same one built in")
+    options = asked.parse_args()
+    torch.set_num_threads(options.threads or torch.get_num_threads())
+    settings = {"precision": recipe.Precision(options.precision.upper()), "compiled": options.compile}
     for name in options.case:
-        precision = recipe.Precision(options.precision.upper())
-        case = replace(CASES[name], precision=precision, device=device, compiled=options.compile)
+        case = replace(CASES[name], **settings, device=torch.device(options.device))
         case = replace(case, batch=options.batch or case.batch)
         probe = by_hand(case, make_batches(case))
         probe(2)
-        compare(case, options.own, options.pairs, max(1, round(options.seconds / seconds(probe, 3, device)[0])))
+        compare(case, options.own, options.rounds, max(1, round(options.seconds / seconds(probe, 3, case.device)[0])))
 
 
 if __name__ == "__main__":
