@@ -2,9 +2,7 @@
 schedule, or mistakes of which each stands at a line and column of a file. Anything else is a failure: a traceback, a mistake without its
 place, more than 2 GB of memory or 20 s for a folder.
 
-The folders of solvers/ and tests/golden/spec are mutated: bytes flipped, lines deleted, doubled and transposed, numbers swapped
-and replaced by extreme ones, letters of other scripts put in, lines of other files, fields with values that may suit them. What loads is
-planned, rendered as text, JSON and CSV, and linted. A file that can be read is formatted: formatted again it stays as it is. The folder then has
+The folders of solvers/ and tests/golden/spec are mutated. What loads is planned, rendered as text, JSON and CSV, and linted. A file that can be read is formatted: formatted again it stays as it is. The folder then has
 the same canonical form, or, where all of its files can be read, the same mistakes. An editor that holds the files gets the mistakes and findings of `check`.
 """
 
@@ -15,7 +13,8 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from facade import (
@@ -71,106 +70,83 @@ def _folders(place: Path) -> Iterator[Texts]:
             yield texts
 
 
-# ---- mutations: a text, a file of another folder -> a text
+# ---- mutations
 
-Mutation = Callable[[random.Random, str, str], str]
-
-_NUMBER = re.compile(r"(?<![\w.\"])[+-]?[0-9][0-9.]*(?:e[+-]?[0-9]+)?(?![\w\"])")
-EXTREMES = (
-    "0", "-0", "1", "-1", "2", "3", "7", "0.5", "1.5", "1e-3", "1e-300", "5e-324", "1e300", "1.7976931348623157e308", "1e999", "nan",
-    "inf", "-inf", "65535", "65536", "2147483648", "9223372036854775807", "9223372036854775808", "-9223372036854775808", "0x7f", "017",
-    "1e18", "4503599627370497", "0.1f", "1000000007",
-)  # fmt: skip
+NUMBER = re.compile(r"(?<![\w.\"#])[+-]?[0-9][0-9.]*(?:e[+-]?[0-9]+)?(?![\w\"])")
+EXTREMES = [
+    "0",
+    "-0",
+    "1",
+    "-1",
+    "2",
+    "7",
+    "0.5",
+    "1.5",
+    "1e-3",
+    "1e-300",
+    "5e-324",
+    "1e300",
+    "1.7976931348623157e308",
+    "1e999",
+    "nan",
+    "inf",
+    "-inf",
+    "65535",
+    "65536",
+    "2147483648",
+    "9223372036854775807",
+    "9223372036854775808",
+    "-9223372036854775808",
+    "0x7f",
+    "017",
+    "1e18",
+    "4503599627370497",
+    "0.1f",
+    "1000000007",
+]
 LETTERS = (
     "é", "\N{BYTE ORDER MARK}", "\u2028", "\u0130", "字", "\U0001f600", "\x00", "\x1b[31m", "\t", "\r", "\x0b", "#", '"', "\\",
     "'", "@", "\u202e",
 )  # fmt: skip
 
 
-def flipped(rng: random.Random, text: str, other: str) -> str:
-    data = bytearray(text.encode(errors="surrogateescape"))
-    for _ in range(rng.randint(1, 3)):
-        if data:
-            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    return data.decode(errors="surrogateescape")
-
-
-def _lines(change: Callable[[random.Random, list[str]], None]) -> Mutation:
-    def mutation(rng: random.Random, text: str, other: str) -> str:
+def softly(rng: random.Random, text: str) -> str:
+    """What often leaves a schedule: a number that is a little other, of another size, another's or an extreme one; or a field of the
+    file's message, behind some line, with a value that may suit it."""
+    numbers = list(NUMBER.finditer(text))
+    if not numbers or rng.random() < 0.4:
+        message = stagerun_pb2.Schedule if "model {" in text else stagerun_pb2.Solver
         lines = text.split("\n")
-        change(rng, lines)
+        lines.insert(rng.randrange(len(lines) + 1), field_text(rng, rng.choice(message.DESCRIPTOR.fields)))
         return "\n".join(lines)
-
-    return mutation
-
-
-def _drop(rng: random.Random, parts: list[str]) -> None:
-    del parts[rng.randrange(len(parts))]
-
-
-def _double(rng: random.Random, parts: list[str]) -> None:
-    parts.insert(rng.randrange(len(parts) + 1), rng.choice(parts))
+    one = rng.choice(numbers)
+    number = rng.choice([*EXTREMES, *(other.group() for other in numbers)])
+    with suppress(ValueError, OverflowError):  # `1.0f`, or infinite
+        near = float(one.group()) * rng.choice((0.1, 0.5, 0.9, 1.1, 2, 3, 10, 1000, -1))
+        number = rng.choice((number, str(round(near)) if one.group().isdigit() else repr(near)))
+    return text[: one.start()] + number + text[one.end() :]
 
 
-def _transpose(rng: random.Random, parts: list[str]) -> None:
-    i, j = (rng.randrange(len(parts)) for _ in range(2))
-    parts[i], parts[j] = parts[j], parts[i]
-
-
-def _numbers(change: Callable[[random.Random, list[str]], None]) -> Mutation:
-    """Changes numbers outside of comments."""
-
-    def mutation(rng: random.Random, text: str, other: str) -> str:
-        comments = [m.span() for m in re.finditer(r"#[^\n]*", text)]
-        places = [m for m in _NUMBER.finditer(text) if not any(a <= m.start() < b for a, b in comments)]
-        if places:
-            numbers = [m.group() for m in places]
-            change(rng, numbers)
-            for m, number in sorted(zip(places, numbers, strict=True), key=lambda p: -p[0].start()):
-                text = text[: m.start()] + number + text[m.end() :]
-        return text
-
-    return mutation
-
-
-def _extreme(rng: random.Random, words: list[str]) -> None:
-    words[rng.randrange(len(words))] = rng.choice(EXTREMES)
-
-
-def _near(rng: random.Random, words: list[str]) -> None:
-    """A number that is a little other, or of another size."""
-    i = rng.randrange(len(words))
-    try:
-        number = float(words[i]) * rng.choice((0.1, 0.5, 0.9, 1.1, 2, 3, 10, 1000, -1))
-        rounded = str(round(number))
-    except (ValueError, OverflowError):  # `1.0f`, or infinite
-        return
-    words[i] = rounded if "." not in words[i] and "e" not in words[i] else repr(number)
-
-
-def lettered(rng: random.Random, text: str, other: str) -> str:
-    at = rng.randrange(len(text) + 1)
-    return text[:at] + rng.choice(LETTERS) + text[at:]
-
-
-def spliced(rng: random.Random, text: str, other: str) -> str:
-    """A line or some of another file."""
-    lines, others = text.split("\n"), other.split("\n")
-    at, of = rng.randrange(len(lines) + 1), rng.randrange(len(others))
-    lines[at:at] = others[of : of + rng.randint(1, 4)]
-    return "\n".join(lines)
-
-
-def ended(rng: random.Random, text: str, other: str) -> str:
-    return text[: rng.randrange(len(text) + 1)]
-
-
-def fielded(rng: random.Random, text: str, other: str) -> str:
-    """A field of the file's message, with a value that may suit it, behind some line: inside of a message in it, too."""
-    message = stagerun_pb2.Schedule if "model {" in text else stagerun_pb2.Solver
-    lines = text.split("\n")
-    lines.insert(rng.randrange(len(lines) + 1), field_text(rng, rng.choice(message.DESCRIPTOR.fields)))
-    return "\n".join(lines)
+def roughly(rng: random.Random, text: str, other: str) -> str:
+    """Lines, words or characters that are lost, doubled, exchanged, another file's, or letters of other scripts; or a bit is flipped."""
+    if rng.random() < 0.2:
+        data = bytearray(text.encode(errors="surrogateescape"))
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        return data.decode(errors="surrogateescape")
+    how = rng.choice((r"(\n)", r"(\s+)", "()"))
+    parts, others = re.split(how, text), re.split(how, other)
+    at, to, of = rng.randrange(len(parts)), rng.randrange(len(parts)), rng.randrange(len(others))
+    put = {
+        "lost": [],
+        "cut": [],
+        "doubled": parts[at : to + 1],
+        "exchanged": [parts[to], *parts[at + 1 : to], parts[at]],
+        "spliced": others[of : of + rng.randint(1, 9)],
+        "letter": [rng.choice(LETTERS), parts[at]],
+    }
+    what = rng.choice([*put])
+    end = {"lost": at + rng.randint(1, 3), "cut": len(parts), "exchanged": to + 1, "letter": at + 1}.get(what, at)
+    return "".join(parts[:at] + put[what] + parts[max(end, at) :])
 
 
 def field_text(rng: random.Random, field: FieldDescriptor, depth: int = 0) -> str:
@@ -195,25 +171,19 @@ def value_text(rng: random.Random, field: FieldDescriptor) -> str:
     return repr(number) if field.type == FieldDescriptor.TYPE_DOUBLE else str(int(number))
 
 
-# What often leaves a schedule, and what seldom does.
-SOFT: tuple[Mutation, ...] = (_numbers(_near), _numbers(_transpose), _numbers(_extreme), fielded, fielded)
-MUTATIONS: tuple[Mutation, ...] = (
-    flipped, _lines(_drop), _lines(_double), _lines(_transpose), lettered, spliced, ended, *SOFT,
-)  # fmt: skip
-
-
 def folder_of(whole: Whole, seed: int, number: int) -> Texts:
     """Folder `number`: one to six mutations in the files of a folder, of solvers/ four times of five."""
     rng = random.Random(f"{seed} {number}")
     good, bad = whole
     texts, others = dict(rng.choice(good if rng.random() < 0.8 else bad)), rng.choice(good + bad)
-    mutations = rng.choice((MUTATIONS, SOFT))
+    rough = rng.random() < 0.5
     for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
         name = rng.choice(sorted(texts))
         other = others[rng.choice(sorted(others))].decode(errors="surrogateescape")
         text = texts[name].decode(errors="surrogateescape")
         if text:
-            texts[name] = rng.choice(mutations)(rng, text, other).encode(errors="surrogateescape")
+            text = roughly(rng, text, other) if rough and rng.random() < 0.6 else softly(rng, text)
+            texts[name] = text.encode(errors="surrogateescape")
     return texts
 
 
