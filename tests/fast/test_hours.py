@@ -6,18 +6,15 @@ import pytest
 from facade import (
     Event,
     Inventory,
-    RunStarted,
     Schedule,
     SnapshotRef,
     SnapshotWritten,
-    StageFinished,
-    StageStarted,
-    Tested,
     duration,
     units,
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from log_help import evaluated, finished, run_started, stage_started
 
 from stagerun.language import read
 from stagerun.plan import make_plan
@@ -240,36 +237,14 @@ def test_a_budget_agrees_with_the_hours(seconds: float, iter: int) -> None:
 
 
 def life(*events: tuple[float, Event]) -> list[tuple[float, Event]]:
-    run = RunStarted(
-        schedule="tree", out="o", workers=2, device="cpu", threads=1, stages=tuple(STAGES), iterations=60, iterations_left=60,
-        version="0",
-    )  # fmt: skip
-    return [(1000.0, run), *events]
-
-
-def started(stage: str) -> StageStarted:
-    return StageStarted(
-        stage=stage, number=1, iter=0, max_iter=20, start="seed 1", batch_size=100, device_batch_size=50
-    )
-
-
-def finished(stage: str) -> StageFinished:
-    return StageFinished(
-        stage=stage, iterations=20, epochs=2.0, first_lr=0.1, last_lr=0.1, weight_decay=0.0, augmentation="", loss=1.0,
-        top1=0.5, top5=0.9, test_loss=1.0, train_seconds=20.0, images_per_second=100.0, snapshot="trunk-00000020-a0001",
-    )  # fmt: skip
+    return [(1000.0, run_started()), *events]
 
 
 def test_what_a_process_life_measured() -> None:
     snapshot = SnapshotWritten(stage="trunk", iter=5, name="x", bytes=1, blocked_seconds=0.2, seconds=2.0)
-    tested = Tested(stage="trunk", iter=20, images=300, top1=0.5, top5=0.9, loss=1.0, seconds=6.0)
-    events = life(
-        (1030.0, started("trunk")),
-        (1040.0, snapshot),
-        (1060.0, tested),
-        (1061.0, finished("trunk")),
-        (1065.0, started("long")),
-    )
+    tested, ended = evaluated("trunk", 20, 0.5, images=300, seconds=6.0), finished("trunk", 20, 0.5, 20.0)
+    said = stage_started("trunk"), snapshot, tested, ended, stage_started("long")
+    events = life(*zip((1030.0, 1040.0, 1060.0, 1061.0, 1065.0), said, strict=True))
     assert measured(events) == Measured(
         who="with 2 workers on cpu", test_image=0.02, blocked=0.2, written=2.0, start=4.0, opening=26.0
     )

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import log_help
 import pytest
 from facade import (
     Compressed,
@@ -38,32 +40,21 @@ from log_help import feed, room, run_started
 PARENTS = {"init": None, "collapse": "init"}
 DENSE = 1_000_000
 PUSHES = ((0, 0), (1, 0), (2, 1), (0, 0), (1, 0), (2, 1))  # (staleness, replica) of iterations 1 to 6
-BEGUN = replace(
-    run_started(), schedule="two", out="out/two", stages=("init", "collapse"), iterations=20, iterations_left=20
-)
+BEGUN = run_started(schedule="two", out="out/two", stages=("init", "collapse"), iterations=20, iterations_left=20)
 
 
-def finished(stage: str, top1: float, **changes: object) -> StageFinished:
-    whole = StageFinished(
-        stage=stage, iterations=10, epochs=0.5, first_lr=0.1, last_lr=0.01, weight_decay=5e-4, augmentation="mirror",
-        loss=2.3, top1=top1, top5=0.9, test_loss=2.2, train_seconds=61.0, images_per_second=100.0,
-        snapshot=f"{stage}-00000010-a0001",
-    )  # fmt: skip
-    return replace(whole, **changes)  # type: ignore[arg-type]
+def finished(stage: str, top1: float, **changes: Any) -> StageFinished:
+    rates = {"first_lr": 0.1, "last_lr": 0.01, "weight_decay": 5e-4, "augmentation": "mirror"}
+    return replace(log_help.finished(stage, 10, top1, 61.0, epochs=0.5, test_loss=2.2, **rates), **changes)
 
 
-def started(stage: str, number: int, **changes: object) -> StageStarted:
-    whole = StageStarted(
-        stage=stage, number=number, iter=0, max_iter=10, start="seed 1", batch_size=32, device_batch_size=4
-    )
-    return replace(whole, **changes)  # type: ignore[arg-type]
+def started(stage: str, number: int, **changes: Any) -> StageStarted:
+    return replace(log_help.stage_started(stage, number=number, max_iter=10, start="seed 1", batch_size=32), **changes)
 
 
-def iterated(stage: str, iter: int, **changes: object) -> Iterated:
-    whole = Iterated(
-        stage=stage, iter=iter, epoch=0.05 * iter, lr=0.1, momentum=0.9, weight_decay=5e-4, loss=2.5, images=32, seconds=0.5
-    )  # fmt: skip
-    return replace(whole, **changes)  # type: ignore[arg-type]
+def iterated(stage: str, iter: int, **changes: Any) -> Iterated:
+    rates = {"epoch": 0.05 * iter, "lr": 0.1, "weight_decay": 5e-4, "loss": 2.5, "images": 32, "seconds": 0.5}
+    return log_help.iterated(stage, iter, **{**rates, **changes})
 
 
 def test_console_lines(capsys: pytest.CaptureFixture[str]) -> None:

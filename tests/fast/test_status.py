@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import contract
+import log_help
 import pytest
 from facade import Event, Failed, Iterated, Note, RunFinished, RunStarted, SnapshotFailed, StageStarted, Tested
 from made_up_runs import Story
@@ -35,31 +36,20 @@ def told(out: Path) -> dict[str, Any]:
 
 
 def run_started(**more: Any) -> RunStarted:
-    fields = {
-        "workers": 4,
-        "device": "cuda:0",
-        "threads": 2,
-        "stages": ("a", "b"),
-        "iterations": 300,
-        "iterations_left": 300,
-    }
-    return RunStarted(**{"schedule": "s", "out": "o", "version": "1", **fields, **more})  # type: ignore[arg-type]
+    fields = {"workers": 4, "device": "cuda:0", "threads": 2, "stages": ("a", "b"), "iterations": 300}
+    return log_help.run_started(**{"schedule": "s", "iterations_left": 300, **fields, **more})
 
 
 def stage_started(stage: str = "a", iter: int = 0, max_iter: int = 200) -> StageStarted:
-    return StageStarted(
-        stage=stage, number=1, iter=iter, max_iter=max_iter, start="seed 1", batch_size=64, device_batch_size=8, iterations_left=300
-    )  # fmt: skip
+    return log_help.stage_started(stage, iter, max_iter=max_iter, iterations_left=300)
 
 
 def iterated(iter: int, seconds: float = 0.5, stage: str = "a") -> Iterated:
-    return Iterated(
-        stage=stage, iter=iter, epoch=iter / 10, lr=0.1, momentum=0.9, weight_decay=0, loss=float(iter), images=64, seconds=seconds
-    )  # fmt: skip
+    return log_help.iterated(stage, iter, epoch=iter / 10, lr=0.1, loss=float(iter), images=64, seconds=seconds)
 
 
 def evaluated(iter: int, top1: float = 0.5, ema: bool = False) -> Tested:
-    return Tested(stage="a", iter=iter, images=10, top1=top1, top5=0.9, loss=1.0, seconds=1, ema=ema)
+    return log_help.evaluated("a", iter, top1, ema=ema)
 
 
 def write(out: Path, *told: tuple[float, Event] | Event | str, ago: float = AGO) -> Path:

@@ -34,11 +34,12 @@ def make(shared: str = SCHEDULE, **stages: str) -> Plan:
     return make_plan(read(files, "/s", []), Inventory())
 
 
-def run_started() -> RunStarted:
-    return RunStarted(
+def run_started(**changes: Any) -> RunStarted:
+    whole = RunStarted(
         schedule="tree", out="out/tree", workers=2, device="cpu", threads=1, stages=("trunk", "collapse"),
         iterations=12, iterations_left=12, version="0",
     )  # fmt: skip
+    return replace(whole, **changes)
 
 
 def stage_started(stage: str, iter: int = 0, **changes: Any) -> StageStarted:

@@ -3,12 +3,13 @@
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 
-from facade import Event, Note, RunStarted, StageFinished, StageStarted, Tested
+from facade import Event, Note
 from facade import picture as drawn
+from log_help import evaluated, finished, run_started, stage_started
 
 
 def write_log(
@@ -36,31 +37,19 @@ def line(time: float, event: Event) -> str:
     return json.dumps({"time": time, "event": type(event).__name__, **asdict(event)}) + "\n"
 
 
-def _began(picture: drawn.Picture, names: tuple[str, ...]) -> RunStarted:
-    return RunStarted(
-        schedule=picture.name, out="out", workers=2, device="cpu", threads=1, stages=names, iterations=1,
-        iterations_left=1, version="0",
-    )  # fmt: skip
-
-
 def _lines(
     picture: drawn.Picture, stages: list[drawn.StagePicture], left: int, tests: int, random: Random, lives: list[int],
     ema: bool,
 ) -> Iterator[str]:  # fmt: skip
     names, clock, done = tuple(stage.name for stage in stages), 1e9, 0
-    yield line(clock, _began(picture, names))
+    yield line(clock, run_started(schedule=picture.name, stages=names))
     for stage in stages:
         if not left:
             return
         start = f"{stage.parent}-{stage.parent_iter or 0:08d}-a0001" if stage.parent else "seed 1"
 
-        def started(iter: int, start: str = start, stage: drawn.StagePicture = stage) -> StageStarted:
-            return StageStarted(
-                stage=stage.name, number=1, iter=iter, max_iter=stage.iterations, start=start,
-                batch_size=stage.batch_size, device_batch_size=stage.batch_size,
-            )  # fmt: skip
-
-        yield line(clock, started(0))
+        begun = stage_started(stage.name, max_iter=stage.iterations, start=start, batch_size=stage.batch_size)
+        yield line(clock, begun)
         rates, at = stage.line(), 0
         every = max(1, stage.iterations // tests) if tests else stage.iterations + 1
         for i in range(1, min(stage.iterations, left) + 1):
@@ -77,28 +66,13 @@ def _lines(
             )
             if done + i in lives:
                 yield line(clock, Note(text="a worker is slow", warning=True))
-                yield line(clock + 9, _began(picture, names))
-                yield line(clock + 9, started(i))
+                yield line(clock + 9, run_started(schedule=picture.name, stages=names))
+                yield line(clock + 9, replace(begun, iter=i))
             if i % every == 0 or i == stage.iterations:
                 top1 = 0.78 * (1 - fall) ** 0.5 + 0.01 * random.random() - 0.15 * math.sqrt(rates[at][1] / 20)
-                yield from _tested(clock, stage.name, i, max(0.001, top1), ema)
+                for averaged in (False, True)[: 1 + ema]:
+                    yield line(clock, evaluated(stage.name, i, max(0.001, top1) + 0.004 * averaged, ema=averaged))
         if left >= stage.iterations:
-            yield line(clock, _finished(stage, max(0.001, top1)))
+            yield line(clock, finished(stage.name, stage.iterations, max(0.001, top1), stage.iterations / 4))
         left -= min(stage.iterations, left)
         done += stage.iterations
-
-
-def _tested(clock: float, stage: str, i: int, top1: float, ema: bool) -> Iterator[str]:
-    said = {"stage": stage, "iter": i, "images": 5000, "seconds": 3.0}
-    for averaged in (False, True)[: 1 + ema]:
-        own = {**said, "top1": top1 + 0.004 * averaged, "top5": min(1.0, top1 + 0.15), "loss": 4 * (1 - top1) + 0.6}
-        yield line(clock, Tested(**own, ema=averaged))
-
-
-def _finished(stage: drawn.StagePicture, top1: float) -> StageFinished:
-    return StageFinished(
-        stage=stage.name, iterations=stage.iterations, epochs=stage.iterations * stage.batch_size / stage.images,
-        first_lr=stage.points[0].lr, last_lr=stage.points[-1].lr, weight_decay=1e-4, augmentation="", loss=1.0, top1=top1,
-        top5=1.0, test_loss=1.0, train_seconds=stage.iterations / 4, images_per_second=100.0,
-        snapshot=f"{stage.name}-{stage.iterations:08d}-a0001",
-    )  # fmt: skip

@@ -9,17 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
-from facade import (
-    EnsembleTested,
-    Event,
-    Iterated,
-    RunFinished,
-    RunStarted,
-    SnapshotWritten,
-    StageFinished,
-    StageStarted,
-    Tested,
-)
+from facade import EnsembleTested, Event, RunFinished, SnapshotWritten, StageFinished
+from log_help import evaluated, finished, iterated, run_started, stage_started
 
 from stagerun import store
 from stagerun.cli import main
@@ -50,39 +41,26 @@ class Story:
         """A process life, of a schedule with these stages, and more fields of RunStarted."""
         self.life += 1
         self.clock += 1000
-        self.write(
-            RunStarted(
-                schedule="made_up", out=str(self.out), workers=self.workers, device="cpu", threads=2,
-                stages=tuple(STAGES if stages is None else stages), iterations=12, iterations_left=12, version="0.1.0",
-                **more,
-            )
-        )  # fmt: skip
+        about = {"schedule": "made_up", "out": str(self.out), "workers": self.workers, "threads": 2, "version": "0.1.0"}
+        self.write(run_started(**about, stages=tuple(STAGES if stages is None else stages), **more))
         return self
 
     def start(self, stage: str, parent: str | None, iter: int = 0) -> None:
         start = self.ends[parent] if parent else f"seed {self.seed}"
         if iter:
             start = f"{stage}-{iter:08d}-a{self.life - 1:04d}"
-        self.write(
-            StageStarted(
-                stage=stage, number=1, iter=iter, max_iter=STAGES[stage][0], start=start, batch_size=BATCH,
-                device_batch_size=5,
-            )
-        )  # fmt: skip
+        about = {"max_iter": STAGES[stage][0], "batch_size": BATCH, "device_batch_size": 5}
+        self.write(stage_started(stage, iter, start=start, **about))
 
     def train(self, stage: str, first: int, last: int, before: int, loss: float = 2.0) -> None:
         for i in range(first, last + 1):
             self.clock += self.speed
-            self.write(
-                Iterated(
-                    stage=stage, iter=i, epoch=(before + i) * BATCH / IMAGES, lr=STAGES[stage][1] / i, momentum=0.9,
-                    weight_decay=5e-4, loss=loss - 0.1 * i, images=BATCH, seconds=self.speed,
-                )
-            )  # fmt: skip
+            about = {"epoch": (before + i) * BATCH / IMAGES, "lr": STAGES[stage][1] / i, "weight_decay": 5e-4}
+            self.write(iterated(stage, i, loss=loss - 0.1 * i, images=BATCH, seconds=self.speed, **about))
 
     def test(self, stage: str, iter: int, top1: float, images: int = 100, ema: bool = False) -> None:
         self.clock += 2
-        self.write(Tested(stage=stage, iter=iter, images=images, top1=top1, top5=0.9, loss=1.0, seconds=2, ema=ema))
+        self.write(evaluated(stage, iter, top1, images=images, loss=1.0, seconds=2, ema=ema))
 
     def end(self, stage: str, parent: str | None, top1: float, ema: float | None = None, snapshot: bool = True) -> None:
         iterations, _ = STAGES[stage]
@@ -138,11 +116,10 @@ class Story:
 
     def finished(self, stage: str, top1: float, ema: float | None = None) -> StageFinished:
         iterations, lr = STAGES[stage]
-        return StageFinished(
-            stage=stage, iterations=iterations, epochs=iterations * BATCH / IMAGES, first_lr=lr, last_lr=lr / iterations,
-            weight_decay=5e-4, augmentation="mirror", loss=1.5, top1=top1, top5=0.9, test_loss=1.0,
-            train_seconds=iterations * self.speed, images_per_second=BATCH / self.speed, snapshot=self.ends[stage],
-            ema_top1=ema, tested_on=f"/data/val_lmdb {TRANSFORM}",
+        return finished(
+            stage, iterations, top1, iterations * self.speed, epochs=iterations * BATCH / IMAGES, first_lr=lr,
+            last_lr=lr / iterations, weight_decay=5e-4, augmentation="mirror", loss=1.5, test_loss=1.0,
+            images_per_second=BATCH / self.speed, snapshot=self.ends[stage], ema_top1=ema, tested_on=f"/data/val_lmdb {TRANSFORM}",
         )  # fmt: skip
 
     def whole(self, *top1: float, ema: float | None = None) -> "Story":
