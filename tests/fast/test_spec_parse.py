@@ -16,25 +16,7 @@ WORDS = [
     *("{", "}", "<", ">", "[", "]", ":", ";", ",", "#x\n", "\n", " ", "-", "$", "=", '"', "'"),
     *("base_lr", "lr_policy", "max_iter", "stepvalue", "mirror", "precision", "transform_param", "mean_value", "clear"),
     *("param", "kind", "stage", "name", "solver", "carry", "momentum", "resize_param", "random_resize_param"),
-    *[
-        "0",
-        "1",
-        "-1",
-        "1.5",
-        "1e3",
-        "1e999",
-        "-1e-3",
-        "0x1F",
-        "017",
-        "08",
-        "1f",
-        "1.0f",
-        ".5",
-        "5.",
-        "1_0",
-        "+1",
-        "0b1",
-    ],
+    *"0 1 -1 1.5 1e3 1e999 -1e-3 0x1F 017 08 1f 1.0f .5 5. 1_0 +1 0b1".split(),
     *("inf", "nan", "-inf", "true", "false", "t", "f", "True", "FP32", "BF16", "NORM", "KEEP", "CUBIC", "9" * 19),
     *('"a"', "'b'", '"\\n\\x41\\101"', '"é"', '"\\303\\251"', '"\\351"', '"#"', '"a', "x.y", "a-b", "é"),
 ]
@@ -44,16 +26,7 @@ INTEGERS = st.integers(-(2**64), 2**64) | st.integers(0, 2**63 - 1) | st.integer
 FLOATS = st.floats() | st.floats(width=32, allow_nan=False, allow_infinity=False)
 TEXTS = st.text(st.characters(exclude_characters='"\\\n\0', exclude_categories=["Cs"]), max_size=4)
 ESCAPES = st.sampled_from(["\\n", "\\x41", "\\101", "\\303\\251", "\\\\", "\\'", '\\"', "\\u00e9", "'", "#", "\\377"])
-MESSAGES = [
-    "{ }",
-    "< >",
-    "{ mirror: t }",
-    "{ pad: 1, }",
-    "{ kind: NORM; }",
-    "{ data: RESTART }",
-    "{ kind: 3 } ",
-    "{ x: 1 }",
-]
+MESSAGES = "{ }|< >|{ mirror: t }|{ pad: 1, }|{ kind: NORM; }|{ data: RESTART }|{ kind: 3 } |{ x: 1 }".split("|")
 VALUES = {
     FieldDescriptor.TYPE_INT64: st.builds(format, INTEGERS, st.sampled_from(["d", "#x", "#o", "#b"]))
     | st.builds("0{:o}".format, INTEGERS),

@@ -20,54 +20,22 @@ def solver(**settings: object) -> Solver:
 def stage(name: str, parent: str | None = None, parent_iter: int | None = None, **settings: object) -> Stage:
     enabled, average = bool(settings.pop("enabled", True)), settings.pop("average", None)
     return Stage(
-        name=name,
-        parent=parent,
-        parent_iter=parent_iter,
-        average=average,  # type: ignore[arg-type]
-        enabled=enabled,
-        model=MODEL,
-        data=DATA,
-        solver=solver(**settings),
-        identity={},
-        origins={},
-        span=Span("schedule.prototxt", 1, 1),
-    )
+        name=name, parent=parent, parent_iter=parent_iter, average=average, enabled=enabled, model=MODEL, data=DATA,
+        solver=solver(**settings), identity={}, origins={}, span=Span("schedule.prototxt", 1, 1),
+    )  # fmt: skip
 
 
 def schedule(*stages: Stage, name: str = "made") -> Schedule:
-    return Schedule(
-        name=name,
-        seed=1,
-        model=MODEL,
-        data=DATA,
-        stages=stages,
-    )
+    return Schedule(name=name, seed=1, model=MODEL, data=DATA, stages=stages)
 
 
 def steps() -> Schedule:
     """Two stages in a row: a warm-up into steps, then a collapse with more weight decay and without augmentation."""
-    return schedule(
-        stage(
-            "main",
-            base_lr=0.4,
-            lr_policy="multistep",
-            gamma=0.1,
-            stepvalue=(60, 90),
-            max_iter=120,
-            warmup_iter=10,
-        ),
-        stage(
-            "collapse",
-            "main",
-            base_lr=0.02,
-            lr_policy="poly",
-            power=2.0,
-            max_iter=40,
-            weight_decay=2e-4,
-            transform=Transform(crop_size=28),
-        ),
-        name="steps",
-    )
+    steps = {"lr_policy": "multistep", "gamma": 0.1, "stepvalue": (60, 90), "warmup_iter": 10}
+    main = stage("main", base_lr=0.4, max_iter=120, **steps)
+    last = {"weight_decay": 2e-4, "transform": Transform(crop_size=28)}
+    collapse = stage("collapse", "main", base_lr=0.02, lr_policy="poly", power=2.0, max_iter=40, **last)
+    return schedule(main, collapse, name="steps")
 
 
 def branches() -> Schedule:
