@@ -8,8 +8,6 @@ test begins as a fresh process does.
 import fcntl
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import drawn
 import pytest
@@ -41,14 +39,14 @@ _as_in_a_fresh_process()
 
 
 @pytest.fixture(autouse=True)
-def signals_as_in_a_fresh_process() -> Iterator[None]:
+def signals_as_in_a_fresh_process():
     _as_in_a_fresh_process()
     yield
     _as_in_a_fresh_process()
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     """The images of `tiny`, which no test changes."""
     folder = tmp_path_factory.mktemp("data")
     tiny.make_data(folder)
@@ -56,7 +54,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+def base(tmp_path_factory, request):
     """data/ and schedule/, a file's own: `small` on the images of `tiny`."""
     base = tmp_path_factory.mktemp(request.module.__name__)
     tiny.make_data(base / "data")
@@ -65,7 +63,7 @@ def base(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory):
     """data/, schedule/, the output out/ of one worker that was not interrupted, and what it printed, out.txt. There is one for all
     processes of pytest: copy out/ before you change it."""
     folder = tmp_path_factory.getbasetemp()

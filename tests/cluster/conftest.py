@@ -1,13 +1,12 @@
 """Hosts for tests: three, made once, and put in order before each test. They end with this process, however that one ends."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cluster import jobs, needed
 from cluster import slurm as slurm_of
-from cluster.hosts import Cluster, cluster
+from cluster.hosts import cluster
 
 
 def require(commands: dict[str, str]) -> None:
@@ -25,25 +24,25 @@ def shared_folders(factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="session")
-def schedule(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def schedule(tmp_path_factory):
     return jobs.prepare(tmp_path_factory.mktemp("job"))
 
 
 @pytest.fixture(scope="session")
-def reference(schedule: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def reference(schedule, tmp_path_factory):
     """The ends of three workers on this machine."""
     return jobs.locally(schedule, tmp_path_factory.mktemp("reference") / "out", 3)
 
 
 @pytest.fixture(scope="session")
-def _three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def _three(tmp_path_factory):
     require({})
     with cluster(3, shared=shared_folders(tmp_path_factory)) as made:
         yield made
 
 
 @pytest.fixture
-def hosts(_three: Cluster) -> Iterator[Cluster]:
+def hosts(_three):
     """node1, node2 and node3, on a bridge. They see `tmp_path`, and each has a /tmp of its own beside it."""
     _three.quiet()
     yield _three
@@ -51,14 +50,14 @@ def hosts(_three: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def _slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm_of.Slurm]:
+def _slurm(tmp_path_factory):
     require(needed.SLURM)
     with cluster(4, shared=shared_folders(tmp_path_factory)) as made:
         yield slurm_of.start(made, head=made.hosts[3], nodes=made.hosts[:3])
 
 
 @pytest.fixture
-def slurm(_slurm: slurm_of.Slurm) -> Iterator[slurm_of.Slurm]:
+def slurm(_slurm):
     """Slurm with three nodes, its head on a fourth host: each node may be lost."""
     _slurm.cluster.quiet()
     _slurm.quiet()

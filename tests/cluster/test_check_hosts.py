@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from cluster import jobs, needed
 from cluster.conftest import require
 from cluster.host import Host
-from cluster.hosts import Cluster
 from cluster.test_launchers import open_mpi_4
 
 pytestmark = pytest.mark.cluster
@@ -20,7 +18,7 @@ NAMES = ["node1", "node2", "node3"]
 
 
 @pytest.fixture(autouse=True)
-def clean(hosts: Cluster) -> None:
+def clean(hosts):
     """The hosts' own /tmp outlives a test."""
     for name in NAMES:
         hosts[name].run("rm", "-rf", "/tmp/packages", "/tmp/python", "/tmp/train_lmdb", "/tmp/scratch")
@@ -30,7 +28,7 @@ Looked = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def looked(hosts: Cluster, schedule: Path, tmp_path: Path) -> Looked:
+def looked(hosts, schedule, tmp_path):
     """`stagerun rehearse --hosts` of three hosts, typed on node1."""
 
     def rehearse(*more: object) -> tuple[int, str]:
@@ -49,7 +47,7 @@ def verdicts(said: str) -> str:
     return table.partition("\n\n")[2]
 
 
-def test_hosts_that_are_ready(looked: Looked) -> None:
+def test_hosts_that_are_ready(looked):
     code, said = looked("--json")
     found, _ = json.JSONDecoder().raw_decode(said[said.index("{") :])  # torch warns behind it
     # All three share this machine's cores, so a step may be slow on any of them: it is for the facts and the links here.
@@ -62,7 +60,7 @@ def test_hosts_that_are_ready(looked: Looked) -> None:
     assert measured["together_seconds"] > 0 and measured["workers"] == 3
 
 
-def test_a_host_that_is_missing(looked: Looked, hosts: Cluster) -> None:
+def test_a_host_that_is_missing(looked, hosts):
     hosts["node3"].power_off()
     code, said = looked()
     assert code == 69
@@ -76,7 +74,7 @@ def with_torch(host: Host) -> None:
     host.run("sh", "-c", f"mkdir -p {folder} && printf '{text}' > {folder}/METADATA", check=True)
 
 
-def test_other_images(looked: Looked, hosts: Cluster, schedule: Path, tmp_path: Path) -> None:
+def test_other_images(looked, hosts, schedule, tmp_path):
     """Each host has its own copy, in the same place; on node2 it is the other LMDB of the schedule under the name of this one."""
     data = schedule.parent / "data"
     for name in NAMES:
@@ -96,7 +94,7 @@ def test_other_images(looked: Looked, hosts: Cluster, schedule: Path, tmp_path: 
     assert code == 65 and "node2: train images (/tmp/train_lmdb): " in verdicts(said)
 
 
-def test_slow_link(looked: Looked, hosts: Cluster) -> None:
+def test_slow_link(looked, hosts):
     """10 of 1000 Mbit/s."""
     for name in NAMES:
         hosts[name].shape(rate_mbit=10 if name == "node2" else 1000)
@@ -108,7 +106,7 @@ def test_slow_link(looked: Looked, hosts: Cluster) -> None:
     assert 5 < rate < 20 and "Mbit/s at best" in line, line
 
 
-def test_the_first_seconds_of_a_run(hosts: Cluster, schedule: Path, tmp_path: Path) -> None:
+def test_the_first_seconds_of_a_run(hosts, schedule, tmp_path):
     """Under a launcher that compares nothing."""
     require(needed.MPI)
     with_torch(hosts["node3"])

@@ -12,7 +12,6 @@ from cluster import jobs, needed
 from cluster.conftest import require
 from cluster.host import Started
 from cluster.hosts import Cluster
-from cluster.slurm import Slurm
 
 pytestmark = pytest.mark.cluster
 
@@ -56,27 +55,27 @@ def _of_wheel(name: str, command: str) -> str:
     return f"{folder}/{command}"
 
 
-def test_over_ssh(hosts: Cluster, schedule: Path, reference: dict[str, str], tmp_path: Path) -> None:
+def test_over_ssh(hosts, schedule, reference, tmp_path):
     words = [*jobs.words(schedule, tmp_path / "out"), "--hosts", hosts.hostfile()]
     code, said = alone(hosts, hosts["node1"].start(*jobs.STAGERUN, *words))
     same(hosts, code, said, tmp_path / "out", reference)
 
 
 @pytest.mark.parametrize("typed", [open_mpi_4, open_mpi_5, hydra_4, hydra_5], ids=lambda typed: typed.__name__)
-def test_under_mpi(typed: Typed, hosts: Cluster, schedule: Path, reference: dict[str, str], tmp_path: Path) -> None:
+def test_under_mpi(typed, hosts, schedule, reference, tmp_path):
     words = [*typed(hosts), *jobs.STAGERUN, *jobs.words(schedule, tmp_path / "out")]
     code, said = alone(hosts, hosts["node1"].start(*words))
     same(hosts, code, said, tmp_path / "out", reference)
 
 
 @pytest.mark.parametrize("kind", ["none", "pmi2", "pmix"])
-def test_under_srun(kind: str, slurm: Slurm, schedule: Path, reference: dict[str, str], tmp_path: Path) -> None:
+def test_under_srun(kind, slurm, schedule, reference, tmp_path):
     words = ["srun", f"--mpi={kind}", "-N3", "-n3", *jobs.STAGERUN, *jobs.words(schedule, tmp_path / "out")]
     code, said = slurm.head.start(*words, env=slurm.env).wait(400)
     same(slurm.cluster, code, said, tmp_path / "out", reference)
 
 
-def test_under_torchrun(hosts: Cluster, schedule: Path, reference: dict[str, str], tmp_path: Path) -> None:
+def test_under_torchrun(hosts, schedule, reference, tmp_path):
     """One on each host, as README shows it."""
     words = [*jobs.words(schedule, tmp_path / "out")]
     torchrun = str(Path(sys.executable).parent / "torchrun")

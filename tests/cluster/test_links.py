@@ -40,7 +40,7 @@ def start(
     return [Spoken(host.start(*words, env=env)) for host, env in zip(hosts.hosts, each, strict=True)]
 
 
-def test_a_cut_of_5_s_heals(hosts: Cluster, schedule: Path, reference: dict[str, str], tmp_path: Path) -> None:
+def test_a_cut_of_5_s_heals(hosts, schedule, reference, tmp_path):
     out = tmp_path / "out"
     run = start(hosts, schedule, out, "--timeout", "iteration=30s")
     jobs.wait_for(out, "cyc1", 3, run[0].run)
@@ -62,7 +62,7 @@ def test_a_cut_of_5_s_heals(hosts: Cluster, schedule: Path, reference: dict[str,
 
 
 @pytest.mark.parametrize("name", ["node1", "node2", "node3"])
-def test_a_cut_for_good_is_told_in_time(name: str, hosts: Cluster, schedule: Path, tmp_path: Path) -> None:
+def test_a_cut_for_good_is_told_in_time(name, hosts, schedule, tmp_path):
     out = tmp_path / "out"
     run = start(hosts, schedule, out, "--timeout", f"iteration={TIME_OUT_S:.0f}s")
     jobs.wait_for(out, "cyc1", 3, run[0].run)
@@ -88,9 +88,7 @@ def told_in_time(hosts: Cluster, run: list[Spoken], name: str, cut: float) -> st
     return f"named by {times}; exit codes {codes}"
 
 
-def test_power_off_where_the_launcher_and_rank_0_are(
-    hosts: Cluster, schedule: Path, reference: dict[str, str], tmp_path: Path
-) -> None:
+def test_power_off_where_the_launcher_and_rank_0_are(hosts, schedule, reference, tmp_path):
     """Nobody is left to go on: the workers of the others end, and the same command goes on when it is back."""
     out = tmp_path / "out"
     words = [*jobs.STAGERUN, *jobs.words(schedule, out, "--hosts", "node1,node2,node3", "--timeout", "iteration=10s")]

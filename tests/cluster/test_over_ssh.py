@@ -19,7 +19,7 @@ LIMIT_S = 400
 
 
 @pytest.fixture(scope="module")
-def elastic(schedule: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def elastic(schedule, tmp_path_factory):
     """What any number of workers comes to."""
     return jobs.locally(schedule, tmp_path_factory.mktemp("reference") / "out", 2, *jobs.ELASTIC)
 
@@ -53,9 +53,7 @@ class Job:
 
 
 @pytest.mark.parametrize("how", ["USR1", "TERM", "KILL"])
-def test_the_launcher_is_told_to_stop_or_killed(
-    how: str, hosts: Cluster, schedule: Path, elastic: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_launcher_is_told_to_stop_or_killed(how, hosts, schedule, elastic, tmp_path):
     job = Job(hosts, schedule, tmp_path)
     job.until(r"cyc1 +4/")
     job.started.signal(signal.Signals[f"SIG{how}"])
@@ -70,7 +68,7 @@ def test_the_launcher_is_told_to_stop_or_killed(
     assert processes.ends(job.out) == elastic
 
 
-def test_a_second_ctrl_c_ends_all_at_once(hosts: Cluster, schedule: Path, tmp_path: Path) -> None:
+def test_a_second_ctrl_c_ends_all_at_once(hosts, schedule, tmp_path):
     job = Job(hosts, schedule, tmp_path)
     job.until(r"cyc1 +2/")
     began = time.monotonic()
@@ -82,7 +80,7 @@ def test_a_second_ctrl_c_ends_all_at_once(hosts: Cluster, schedule: Path, tmp_pa
     assert time.monotonic() - began < 10 and not jobs.nothing_left(hosts, 5)
 
 
-def test_a_host_that_is_needed_is_lost(hosts: Cluster, schedule: Path, tmp_path: Path) -> None:
+def test_a_host_that_is_needed_is_lost(hosts, schedule, tmp_path):
     job = Job(hosts, schedule, tmp_path)
     job.until(r"init +4/")
     hosts["node2"].power_off()
@@ -92,9 +90,7 @@ def test_a_host_that_is_needed_is_lost(hosts: Cluster, schedule: Path, tmp_path:
 
 
 @pytest.mark.parametrize("name, rank", [("node1", 0), ("node3", 2)])
-def test_only_the_connection_to_a_host_is_lost(
-    name: str, rank: int, hosts: Cluster, schedule: Path, elastic: dict[str, str], tmp_path: Path
-) -> None:
+def test_only_the_connection_to_a_host_is_lost(name, rank, hosts, schedule, elastic, tmp_path):
     """Its workers stop, which saves all; the same command goes on."""
     job = Job(hosts, schedule, tmp_path, on="node2")
     job.until(r"cyc1 +2/")
@@ -107,9 +103,7 @@ def test_only_the_connection_to_a_host_is_lost(
     assert code == 0 and processes.ends(job.out) == elastic, said
 
 
-def test_the_command_on_a_host_is_killed(
-    hosts: Cluster, schedule: Path, elastic: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_command_on_a_host_is_killed(hosts, schedule, elastic, tmp_path):
     """The hosts have different numbers of workers, which die with it."""
     job = Job(hosts, schedule, tmp_path, "--hosts", "node1:2,node2,node3")
     job.until(r"4 workers on cpu")
@@ -121,7 +115,7 @@ def test_the_command_on_a_host_is_killed(
     assert code == 0 and processes.ends(job.out) == elastic, said
 
 
-def test_a_schedule_is_copied(hosts: Cluster, schedule: Path, elastic: dict[str, str], tmp_path: Path) -> None:
+def test_a_schedule_is_copied(hosts, schedule, elastic, tmp_path):
     if shutil.which("rsync") is None:
         pytest.skip("needs rsync")
     job = Job(hosts, schedule, tmp_path, "--sync", "/tmp/copy")
@@ -132,7 +126,7 @@ def test_a_schedule_is_copied(hosts: Cluster, schedule: Path, elastic: dict[str,
         assert "collapse.prototxt" in copied.stdout, copied.stderr
 
 
-def test_names_that_mislead(schedule: Path, elastic: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_names_that_mislead(schedule, elastic, tmp_path_factory):
     """Debian has a host's own name mean 127.0.1.1 there."""
     with cluster(2, shared=shared_folders(tmp_path_factory), loopback_names=True) as two:
         job = Job(two, schedule, tmp_path_factory.mktemp("mislead"))

@@ -2,22 +2,19 @@
 
 import os
 import signal
-from pathlib import Path
 
 import processes
 import pytest
 
 from cluster import jobs, pids
 from cluster.hosts import Cluster
-from cluster.test_launchers import Typed, hydra_4, open_mpi_4
+from cluster.test_launchers import hydra_4, open_mpi_4
 
 pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.parametrize("typed", [open_mpi_4, hydra_4], ids=lambda typed: typed.__name__)
-def test_a_rank_that_is_killed(
-    typed: Typed, hosts: Cluster, schedule: Path, reference: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_rank_that_is_killed(typed, hosts, schedule, reference, tmp_path):
     out = tmp_path / "out"
     # `retry` reads the words after `stagerun run`.
     stagerun = tmp_path / "stagerun"
@@ -35,7 +32,7 @@ def test_a_rank_that_is_killed(
 
 
 @pytest.mark.parametrize("typed", [open_mpi_4, hydra_4], ids=lambda typed: typed.__name__)
-def test_a_launcher_that_is_killed_leaves_no_rank(typed: Typed, hosts: Cluster, schedule: Path, tmp_path: Path) -> None:
+def test_a_launcher_that_is_killed_leaves_no_rank(typed, hosts, schedule, tmp_path):
     out = tmp_path / "out"
     started = hosts["node1"].start(*typed(hosts), *jobs.STAGERUN, *jobs.words(schedule, out))
     jobs.wait_for(out, "init", 4, started)

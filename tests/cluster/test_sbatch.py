@@ -65,9 +65,7 @@ def wait_restarted(slurm: Slurm, number: int, times: int) -> None:
         time.sleep(0.3)
 
 
-def test_a_run_that_needs_three_allocations_takes_three(
-    slurm: Slurm, schedule: Path, reference: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_run_that_needs_three_allocations_takes_three(slurm, schedule, reference, tmp_path):
     out = tmp_path / "out"
     number = submit(slurm, schedule, out, "--nodes", 3, "--time", "30m", "--signal-before", "2m")
     for times, (stage, iter) in enumerate((("cyc2", 4), ("collapse", 2))):
@@ -88,7 +86,7 @@ def test_a_run_that_needs_three_allocations_takes_three(
 
 
 @pytest.mark.parametrize("lost", ["node1", "node2"])
-def test_a_lost_node_is_replaced(slurm: Slurm, schedule: Path, tmp_path: Path, lost: str) -> None:
+def test_a_lost_node_is_replaced(slurm, schedule, tmp_path, lost):
     """node1: where the batch script runs, and rank 0."""
     out = tmp_path / "out"
     number = submit(slurm, schedule, out, "--nodes", 2, "--time", "30m")
@@ -137,7 +135,7 @@ def begun(out: Path) -> None:
         time.sleep(0.05)
 
 
-def test_a_cancelled_job_is_over(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_cancelled_job_is_over(slurm, tmp_path):
     number, out = queue(slurm, tmp_path, _SAVES.format(out=tmp_path / "x"))
     begun(out)
     slurm.run("scancel", number)
@@ -145,7 +143,7 @@ def test_a_cancelled_job_is_over(slurm: Slurm, tmp_path: Path) -> None:
     assert "queued again" not in said(out, number)
 
 
-def test_a_preempted_job_goes_on_later(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_preempted_job_goes_on_later(slurm, tmp_path):
     program = _SAVES.format(out=tmp_path / "x")
     number, out = queue(slurm, tmp_path, program, nodes=3, cpus_per_worker=None, partition="low")
     begun(out)

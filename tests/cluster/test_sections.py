@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import time
-from pathlib import Path
 
 import processes
 import pytest
@@ -29,9 +28,7 @@ def on_scratch(hosts: Cluster, name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["node1", "node2"])
 @pytest.mark.parametrize("section", ["copy", "evaluation", "save"])
-def test_a_cut_is_told_in_time(
-    section: str, name: str, hosts: Cluster, schedule: Path, reference: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_cut_is_told_in_time(section, name, hosts, schedule, reference, tmp_path):
     """Rank 0, on node1, saves. The same command then goes on to the same bits."""
     out, mark, rank = tmp_path / "out", tmp_path / "mark", int(name[-1]) - 1
     scratch = on_scratch(hosts, f"{section}-{name}")
@@ -50,7 +47,7 @@ def test_a_cut_is_told_in_time(
     print(f"\n{name} cut off in {section}, time-out {TIME_OUT_S:.0f} s: {told}; then the same bits")
 
 
-def test_a_slow_host_is_named(hosts: Cluster, schedule: Path, tmp_path: Path) -> None:
+def test_a_slow_host_is_named(hosts, schedule, tmp_path):
     # A device batch takes some 20 to 50 ms here.
     long = {"max_iter": 4000, "lr_iter": 8000}
     run = start(hosts, schedule, tmp_path / "out", hook={2: {"DAWDLES": "200"}}, **long)
@@ -69,7 +66,7 @@ def test_a_slow_host_is_named(hosts: Cluster, schedule: Path, tmp_path: Path) ->
     print(f"\n{found[0]}")
 
 
-def test_a_rank_that_hangs_seen_from_another_host(hosts: Cluster, schedule: Path, tmp_path: Path) -> None:
+def test_a_rank_that_hangs_seen_from_another_host(hosts, schedule, tmp_path):
     out = tmp_path / "out"
     run = start(hosts, schedule, out, "--timeout", "iteration=40s")
     jobs.wait_for(out, "cyc1", 3, run[0].run)

@@ -32,7 +32,11 @@ FIELDS = 210
 FACADE = 221  # names
 LOOKING_DEEPER = 51  # test files that import from below stagerun.FOLDER, and not through the facade
 PATCHES = 26  # monkeypatch.setattr
-PRIVATE = {"_events", "_Chunk", "_make_room"}  # names of the package that tests use: the seam at which an iteration's state is harmed
+PRIVATE = {
+    "_events",
+    "_Chunk",
+    "_make_room",
+}  # names of the package that tests use: the seam at which an iteration's state is harmed
 
 # No comments, docstrings or layout: what a reader has to understand.
 _LAYOUT = {
@@ -56,26 +60,26 @@ def tokens(text: str) -> int:
 
 
 @pytest.mark.parametrize(("name", "folder"), [("package", "stagerun"), ("tests", "tests")])
-def test_lines(name: str, folder: str) -> None:
+def test_lines(name, folder):
     assert sum(text.count("\n") for text in sources(folder)) <= LINES[name]
 
 
-def test_lines_of_cases() -> None:
+def test_lines_of_cases():
     texts = [path.read_text() for path in (ROOT / "tests/cases").rglob("*") if path.is_file()]
     assert sum(text.count("\n") for text in texts) <= CASES
 
 
-def test_tokens_and_files_of_the_package() -> None:
+def test_tokens_and_files_of_the_package():
     texts = sources("stagerun")
     assert len(texts) <= FILES
     assert sum(map(tokens, texts)) <= TOKENS
 
 
-def test_scripts() -> None:
+def test_scripts():
     assert sum(path.is_file() for path in (ROOT / "scripts").iterdir()) <= SCRIPTS
 
 
-def test_commands_and_options() -> None:
+def test_commands_and_options():
     from stagerun.train.command import run
 
     counted = len(COMMANDS), sum(len(rows) for _, rows in GROUPS.values())
@@ -83,7 +87,7 @@ def test_commands_and_options() -> None:
     assert len([one for one in run.params if isinstance(one, Option) and not one.hidden]) <= OPTIONS_OF_RUN
 
 
-def test_fields_of_the_language_have_comments() -> None:
+def test_fields_of_the_language_have_comments():
     messages = stagerun_pb2.DESCRIPTOR.message_types_by_name.values()
     # A duration and its twin in epochs are declared once.
     count = Counter(kind.name for kind in messages for field in tree.fields(kind) if not is_twin(field))
@@ -91,7 +95,7 @@ def test_fields_of_the_language_have_comments() -> None:
     assert {f"{kind.name}.{field.name}" for kind in messages for field in tree.fields(kind)} <= COMMENTS.keys()
 
 
-def test_tests_look_from_outside() -> None:
+def test_tests_look_from_outside():
     assert len(facade.NAMES) <= FACADE
     texts = {path: path.read_text() for path in (ROOT / "tests").rglob("*.py") if path.name != "facade.py"}
     deeper = sorted(str(path.relative_to(ROOT)) for path, text in texts.items() if looks_deeper(ast.parse(text)))

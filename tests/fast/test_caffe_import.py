@@ -107,7 +107,7 @@ def is_resnet50_72ep(ours: Schedule, names: str) -> None:
             assert getattr(stage.solver, name) == getattr(other.solver, name), (stage.name, name)
 
 
-def test_the_published_folder_is_resnet50_72ep(tmp_path: Path) -> None:
+def test_the_published_folder_is_resnet50_72ep(tmp_path):
     """Two nets, order and workers from a README that breaks its lines without backslashes."""
     folder = write(tmp_path / "models" / "custom", **NETS)
     lines, before = ["## Five stages", "", "- warm-up", "- cycles", ""], ""
@@ -133,7 +133,7 @@ def test_the_published_folder_is_resnet50_72ep(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["five", "33 solvers"])
-def test_the_five_solvers_alone_are_resnet50_72ep(many: bool, tmp_path: Path) -> None:
+def test_the_five_solvers_alone_are_resnet50_72ep(many, tmp_path):
     for file in SOLVERS.iterdir():
         if many or file.stem.removeprefix("custom_lr_") in FIVE:
             shutil.copy(file, tmp_path)
@@ -169,9 +169,7 @@ POLICIES = {
 
 @pytest.mark.parametrize("warm_up", [0, 400, 700])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_rates_of_a_stage_from_a_snapshot_are_read_where_caffe_reads_them(
-    policy: str, warm_up: int, tmp_path: Path
-) -> None:
+def test_rates_of_a_stage_from_a_snapshot_are_read_where_caffe_reads_them(policy, warm_up, tmp_path):
     said = f'net: "net.prototxt" base_lr: 0.1 lr_policy: "{policy}" {POLICIES[policy]} '
     said += f' snapshot: 200 snapshot_prefix: "a" warmup_iter: {warm_up} warmup_start_lr: 0.01 '
     train = "caffe train --solver"
@@ -193,14 +191,14 @@ ONE = "mpirun -n 4 caffe train --solver a.prototxt\nRun (mpirun -n 8 caffe train
         *(ONE + end for end in (".", ",", ").", ";", "`.")),
     ],
 )  # fmt: skip
-def test_commands_within_a_line(text: str, tmp_path: Path) -> None:
+def test_commands_within_a_line(text, tmp_path):
     solver = OF_NET.replace("max_iter: 20", 'max_iter: 5 snapshot_prefix: "x/a"')
     write(tmp_path, net=NET, a=solver, b=solver.replace("x/a", "b"), README=text)
     stages = imported(tmp_path).stages
     assert [(one.name, one.parent, one.solver.batch_size) for one in stages] == [("a", None, 40), ("b", "a", 80)]
 
 
-def test_the_whole_prefix_says_which_solver_made_a_snapshot(tmp_path: Path) -> None:
+def test_the_whole_prefix_says_which_solver_made_a_snapshot(tmp_path):
     solvers = {name: f'{OF_NET} snapshot: 5 snapshot_prefix: "{name}/snap"' for name in "abc"}
     start = "caffe train --solver a.prototxt\ncaffe train --solver b.prototxt --weights a/snap_iter_20.caffemodel\n"
     readme = f"{start}caffe train --solver c.prototxt --snapshot b/snap_iter_10.solverstate\n"
@@ -215,7 +213,7 @@ def test_the_whole_prefix_says_which_solver_made_a_snapshot(tmp_path: Path) -> N
 # -- images and means
 
 
-def test_images_are_counted_where_they_are(tmp_path: Path) -> None:
+def test_images_are_counted_where_they_are(tmp_path):
     contract.Case.read(contract.CASES / "caffe_folder_lenet.txt").write(tmp_path)
     folder = tmp_path / "lenet"
     for part, count in (("train", 7), ("test", 5)):
@@ -232,7 +230,7 @@ def test_images_are_counted_where_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1)])
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_encoded_images_say_their_channels(mode: str, channels: int, kind: str, tmp_path: Path) -> None:
+def test_encoded_images_say_their_channels(mode, channels, kind, tmp_path):
     """As Caffe, which decodes the first; no mean has as many numbers."""
     held = io.BytesIO()
     Image.new(mode, (12, 12)).save(held, kind)
@@ -243,7 +241,7 @@ def test_encoded_images_say_their_channels(mode: str, channels: int, kind: str, 
     assert imported(tmp_path).stages[0].model.input_shape == (channels, 8, 8)
 
 
-def test_a_mean_image_is_named_where_it_is(tmp_path: Path) -> None:
+def test_a_mean_image_is_named_where_it_is(tmp_path):
     blob = caffe_pb2.BlobProto(num=1, channels=3, height=1, width=2, data=[1, 3, 10, 20, 7, 7])
     mean = tmp_path / "mean.binaryproto"
     mean.write_bytes(blob.SerializeToString())
@@ -275,7 +273,7 @@ CUT = (
         f'crop_size: 8 mean_file: "mean.binaryproto" {CUT}',
     ],
 )
-def test_an_imported_transform_is_that_which_the_net_itself_means(said: str, tmp_path: Path) -> None:
+def test_an_imported_transform_is_that_which_the_net_itself_means(said, tmp_path):
     mean = caffe_pb2.BlobProto(num=1, channels=3, height=2, width=2, data=[0.1, *[7] * 10, 8.5])
     (tmp_path / "mean.binaryproto").write_bytes(mean.SerializeToString())
     net = NET.replace("crop_size: 8 mean_value: 1 mean_value: 2 mean_value: 3", said)
@@ -292,7 +290,7 @@ def test_an_imported_transform_is_that_which_the_net_itself_means(said: str, tmp
 
 
 @pytest.mark.parametrize("way", ["one", "two files", "in the solver", "stages"])
-def test_nets_in_every_form_are_one_network(way: str, tmp_path: Path) -> None:
+def test_nets_in_every_form_are_one_network(way, tmp_path):
     """A net of both phases, one in two files, within the solver, and by `stage` of a state."""
     whole = imported(write(tmp_path / "one", net=NET, solver=OF_NET)).stages[0]
     files = {
@@ -313,7 +311,7 @@ def test_nets_in_every_form_are_one_network(way: str, tmp_path: Path) -> None:
         assert [(rule.name, rule.lr_mult) for rule in stage.solver.param] == [("conv1.bias", 2.0)]
 
 
-def test_nets_that_read_other_images_are_one_network_and_those_of_one_file_name_two(tmp_path: Path) -> None:
+def test_nets_that_read_other_images_are_one_network_and_those_of_one_file_name_two(tmp_path):
     plain = NET.replace("crop_size: 8", "crop_size: 8 mirror: true")
     write(tmp_path, net=NET, plain=plain, a_solver=OF_NET, b_solver=OF_NET.replace("net.prototxt", "plain.prototxt"))
     write(tmp_path / "c", net=NET.replace("num_output: 4", "num_output: 7"))
@@ -325,7 +323,7 @@ def test_nets_that_read_other_images_are_one_network_and_those_of_one_file_name_
     assert (first.model.name, third.model.name) == ("net.prototxt", "net_c.prototxt")
 
 
-def test_layers_of_two_nets_stay_in_their_order(tmp_path: Path) -> None:
+def test_layers_of_two_nets_stay_in_their_order(tmp_path):
     """What is there in testing alone may be what a later layer of both takes."""
     dropped = 'layer { name: "drop" type: "Dropout" bottom: "conv1" top: "last" }\n'
     scaled = 'layer { name: "half" type: "Power" bottom: "conv1" top: "last" power_param { scale: 0.5 } }\n'
@@ -339,7 +337,7 @@ def test_layers_of_two_nets_stay_in_their_order(tmp_path: Path) -> None:
     assert [layer.name for layer in made.test.layers] == ["data", "conv1", "half", "ip", "loss"]
 
 
-def test_each_stage_has_its_own_passes_of_a_batch_norm(tmp_path: Path) -> None:
+def test_each_stage_has_its_own_passes_of_a_batch_norm(tmp_path):
     norm = NET.replace(
         'layer { name: "ip"', 'layer { name: "bn" type: "BatchNorm" bottom: "conv1" top: "conv1" }\nlayer { name: "ip"'
     )
@@ -355,7 +353,7 @@ def test_each_stage_has_its_own_passes_of_a_batch_norm(tmp_path: Path) -> None:
 # -- what is written, and every field
 
 
-def test_written_whole_or_not_at_all_and_the_same_from_any_place(tmp_path: Path) -> None:
+def test_written_whole_or_not_at_all_and_the_same_from_any_place(tmp_path):
     folder = write(tmp_path / "five", net=NET, solver=OF_NET)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
@@ -372,7 +370,7 @@ def test_written_whole_or_not_at_all_and_the_same_from_any_place(tmp_path: Path)
     assert one == other
 
 
-def test_every_field_of_a_solver_is_thought_of() -> None:
+def test_every_field_of_a_solver_is_thought_of():
     """A new one in protos/caffe.proto must be carried, or be said to be left out."""
     parts = (
         settings.OF_STAGE,
@@ -386,7 +384,7 @@ def test_every_field_of_a_solver_is_thought_of() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(SOLVERS.glob("*")), ids=lambda p: p.stem)
-def test_solvers_are_read_as_protobuf_reads_them(path: Path) -> None:
+def test_solvers_are_read_as_protobuf_reads_them(path):
     found = Findings()
     ours = read_solver(path.name, path.read_bytes(), found).block
     theirs = text_format.Parse(path.read_text(), caffe_pb2.SolverParameter())

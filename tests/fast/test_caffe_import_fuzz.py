@@ -55,13 +55,13 @@ def imported(files: Mapping[str, bytes], *words: str) -> None:
     st.sampled_from(["", "", "main", "collapse,main", "main,drop"]),
     st.sampled_from(["", "--no-nets"]),
 )
-def test_damaged_folders(seed: int, order: str, nets: str) -> None:
+def test_damaged_folders(seed, order, nets):
     chance = random.Random(seed)
     imported(damaged(chance.choice(SEEDS), chance), *(["--order", order] if order else []), *([nets] if nets else []))
 
 
 @examples(50)
 @given(st.binary(max_size=300), st.binary(max_size=300))
-def test_any_bytes(solver: bytes, script: bytes) -> None:
+def test_any_bytes(solver, script):
     net = SEEDS[0]["net.prototxt"]
     imported({"solver.prototxt": b'net: "net.prototxt" base_lr: 1 ' + solver, "a.sh": script, "net.prototxt": net})

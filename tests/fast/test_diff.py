@@ -48,7 +48,7 @@ def place(of: Schedule, stage: str, attempt: int) -> store.Place:
     return store.Place(stage, of.stage(stage).solver.max_iter, attempt)
 
 
-def test_a_run_that_kept_a_changed_stage_is_what_that_was_trained_from(tmp_path: Path) -> None:
+def test_a_run_that_kept_a_changed_stage_is_what_that_was_trained_from(tmp_path):
     before = edited(tmp_path / "before")
     now = edited(tmp_path / "now", "trunk", "0.1", "0.2")
     out = run(tmp_path / "out", ("trunk", before), ("long", now))
@@ -57,7 +57,7 @@ def test_a_run_that_kept_a_changed_stage_is_what_that_was_trained_from(tmp_path:
     assert "\ntrunk\n  base_lr  0.1  ->  0.2 (" in said and said.count("->") == 1
 
 
-def test_a_run_that_kept_a_stage_of_other_images_or_another_network(tmp_path: Path) -> None:
+def test_a_run_that_kept_a_stage_of_other_images_or_another_network(tmp_path):
     before = edited(tmp_path / "before")
     for number, (old, new, field) in enumerate(
         [('"/d/train" images: 1000', '"/d/more" images: 2000', "data"), ("resnet_small", "resnet18", "model")]

@@ -112,13 +112,13 @@ def loaded_by(module: str) -> frozenset[str]:
     return frozenset(loaded)
 
 
-def test_every_folder_is_on_the_map_and_says_what_lives_there() -> None:
+def test_every_folder_is_on_the_map_and_says_what_lives_there():
     assert {folder(module) for module in files()} - {""} == set(TRUNK) | {f"tools.{name}" for name in TOOLS}
     packages = [m for m, path in files().items() if path.name == "__init__.py"]
     assert [m for m in packages if not ast.get_docstring(ast.parse(files()[m].read_text()))] == []
 
 
-def test_the_trunk_imports_downward_and_never_a_tool() -> None:
+def test_the_trunk_imports_downward_and_never_a_tool():
     wrong = [
         f"{one.place}: {own} imports {other}"
         for own, other, one in edges()
@@ -130,7 +130,7 @@ def test_the_trunk_imports_downward_and_never_a_tool() -> None:
     assert wrong == []
 
 
-def test_a_tool_imports_the_trunk_and_another_tool_by_an_entry_only() -> None:
+def test_a_tool_imports_the_trunk_and_another_tool_by_an_entry_only():
     used = {(own, one.module): one.place for own, other, one in edges() if own not in TRUNK and other not in TRUNK}
     allowed = {
         (f"tools.{tool}", f"stagerun.tools.{other}")
@@ -143,7 +143,7 @@ def test_a_tool_imports_the_trunk_and_another_tool_by_an_entry_only() -> None:
     assert [one.place for own, other, one in edges() if other == "cli"] == []
 
 
-def test_a_login_node_needs_no_torch() -> None:
+def test_a_login_node_needs_no_torch():
     torch = {"torch", "torchvision"}
     wrong = [
         f"{one.place}: {own} imports {one.module}"

@@ -41,7 +41,7 @@ def raised(trunk: str) -> Played:
         FIXED + " transform_param { crop_size: 64 crop_size_ramp_param { start_size: 32 end_epoch: 2.5 } }",
     ],
 )
-def test_what_does_not_depend_on_the_length_goes_on(trunk: str) -> None:
+def test_what_does_not_depend_on_the_length_goes_on(trunk):
     one = raised(trunk)
     assert one.said("run") == "trunk from 20\n"
     assert "goes on from iteration 20 to 30, from trunk-00000020-a0001; max_iter 20 -> 30" in one.said("plan")
@@ -63,7 +63,7 @@ def test_what_does_not_depend_on_the_length_goes_on(trunk: str) -> None:
         (FIXED + " sync_param { method: ASYNC replicas: 2 max_staleness: 4 }", "its replicas became one at its end"),
     ],
 )  # fmt: skip
-def test_what_does_is_stale_and_says_why(trunk: str, why: str) -> None:
+def test_what_does_is_stale_and_says_why(trunk, why):
     one = raised(trunk)
     said = one.said("run")
     assert "it can't go on from what was trained" in said and why in said and "max_iter 20 -> 30" in said

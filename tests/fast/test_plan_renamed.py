@@ -10,7 +10,7 @@ from stagerun.plan import State, make_plan
 
 
 @pytest.mark.slow
-def test_renamed_between_all_steps_nothing_is_trained_twice() -> None:
+def test_renamed_between_all_steps_nothing_is_trained_twice():
     """Any stages get new names, or old ones again, before each life, which ends anywhere."""
     drawn = random.Random(1)
     for _ in range(20):

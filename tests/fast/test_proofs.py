@@ -53,7 +53,7 @@ def chain(stage: str, before: str, iters: range) -> list[Proof]:
     return found
 
 
-def test_a_chain_goes_on_over_kills_and_into_the_stage_that_starts_there() -> None:
+def test_a_chain_goes_on_over_kills_and_into_the_stage_that_starts_there():
     trunk = chain("trunk", "", range(0, 21, 5))
     long = chain("long", trunk[-1].chain, range(0, 11, 5))
     events = [ONE, started("trunk", 0), *trunk[:4], started("trunk", 10), *trunk[3:], started("long", 0), *long]
@@ -87,7 +87,7 @@ def drawn(course: Course, *there: Saved, number: int = 20, seed: int = 1) -> lis
     return [(one.base.name if one.base else None, one.begins, one.until, one.workers) for one in found]
 
 
-def test_proofs_are_checked_from_the_nearest_snapshot_before() -> None:
+def test_proofs_are_checked_from_the_nearest_snapshot_before():
     course = courses_of([ONE, started("trunk", 0), *chain("trunk", "", range(0, 21, 5))])[0]["trunk"]
     assert drawn(course, saved(10), saved(20)) == [(None, 0, 10, 1), ("trunk-10-1", 10, 20, 1)]
     (one,) = drawn(course, number=1, seed=3)
@@ -96,7 +96,7 @@ def test_proofs_are_checked_from_the_nearest_snapshot_before() -> None:
     assert whole.iters == (5, 10, 15, 20) and beyond == 0
 
 
-def test_what_a_return_discarded_is_left_out_and_none_is_trained_over() -> None:
+def test_what_a_return_discarded_is_left_out_and_none_is_trained_over():
     """A stop saved iteration 5; in the next life the update after 6 fails, and 4 is where it goes back to; that life is killed, and the third
     one fails and returns again."""
     way_0, way_1 = (chain("trunk", "", range(n)) for n in (7, 13))
@@ -113,7 +113,7 @@ def test_what_a_return_discarded_is_left_out_and_none_is_trained_over() -> None:
     assert elsewhere["trunk"].returns == {}, "on another machine it did not fail"
 
 
-def test_a_stretch_ends_before_its_last_iteration() -> None:
+def test_a_stretch_ends_before_its_last_iteration():
     def done(iter: int) -> Iterated:
         return Iterated(
             stage="trunk", iter=iter, epoch=0.0, lr=0.1, momentum=0.9, weight_decay=0.0, loss=1.0, images=1, seconds=0.1
@@ -125,7 +125,7 @@ def test_a_stretch_ends_before_its_last_iteration() -> None:
     assert [skips(failed(4, None)), skips(failed(5, None))] == [False, True], "on_nan: SKIP"
 
 
-def test_each_iteration_is_trained_with_the_workers_of_the_life_that_trained_it() -> None:
+def test_each_iteration_is_trained_with_the_workers_of_the_life_that_trained_it():
     proofs = chain("trunk", "", range(13))
     events = [ONE, started("trunk", 0), *proofs[:6], TWO, started("trunk", 5), *proofs[6:9], TWO, started("trunk", 8)]
     course = courses_of([*events, *proofs[9:]])[0]["trunk"]
@@ -135,7 +135,7 @@ def test_each_iteration_is_trained_with_the_workers_of_the_life_that_trained_it(
     assert (elastic.until, elastic.workers) == (12, 2)
 
 
-def test_a_stage_that_was_renamed_has_its_proofs_under_the_new_name_once() -> None:
+def test_a_stage_that_was_renamed_has_its_proofs_under_the_new_name_once():
     proofs = chain("old", "", range(3))
     told = Renamed(stage="trunk", snapshots=("old-00000001-a0001",))
     later = chain("old", "", range(2))  # of another stage, which has the old name now
@@ -143,7 +143,7 @@ def test_a_stage_that_was_renamed_has_its_proofs_under_the_new_name_once() -> No
     assert {name: list(course.proofs) for name, course in courses.items()} == {"trunk": [0, 1, 2], "old": [0, 1]}
 
 
-def test_what_is_trained_has_all_its_proofs() -> None:
+def test_what_is_trained_has_all_its_proofs():
     made = schedule(trunk='base_lr: 0.1 lr_policy: "fixed" max_iter: 13 audit_param { proof_iter: 5 }')
 
     def lacking(state: State, iter: int, *iters: int) -> list[int]:

@@ -57,7 +57,7 @@ def iterated(stage: str, iter: int, **changes: Any) -> Iterated:
     return log_help.iterated(stage, iter, **{**rates, **changes})
 
 
-def test_console_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_console_lines(capsys):
     with Console({"init": 5, "collapse": 0}, PARENTS) as console:
         feed(
             console,
@@ -102,7 +102,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def at_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def at_terminal(monkeypatch):
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -125,9 +125,7 @@ def seen(text: str) -> list[str]:
         (80, "collapse  5000/10000  64 img/s  loss 2.5000  41 min 40 s of 41 min 40 s left"),
     ],
 )  # fmt: skip
-def test_the_live_line_of_a_terminal(
-    at_terminal: Terminal, monkeypatch: pytest.MonkeyPatch, width: int, line: str
-) -> None:
+def test_the_live_line_of_a_terminal(at_terminal, monkeypatch, width, line):
     monkeypatch.setenv("COLUMNS", str(width))
     with redirect_stdout(at_terminal), Console({"collapse": 1}, PARENTS) as console:
         feed(console, replace(BEGUN, iterations_left=5001), started("collapse", 2, max_iter=10000))
@@ -139,7 +137,7 @@ def test_the_live_line_of_a_terminal(
     assert lines[-2:] == [strip, ""], "the live line is not left behind"
 
 
-def test_the_live_line_is_drawn_a_few_times_a_second_and_gives_way_to_what_is_said(at_terminal: Terminal) -> None:
+def test_the_live_line_is_drawn_a_few_times_a_second_and_gives_way_to_what_is_said(at_terminal):
     begun = time.monotonic()
     with redirect_stdout(at_terminal), Console({"collapse": 1}, PARENTS) as console:
         feed(console, BEGUN, started("collapse", 2), (iterated("collapse", i) for i in range(1, 1001)))
@@ -159,9 +157,7 @@ def test_the_live_line_is_drawn_a_few_times_a_second_and_gives_way_to_what_is_sa
         ({"TERM": "xterm", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, False, True),
     ],
 )
-def test_where_there_is_a_live_line_and_colour(
-    at_terminal: Terminal, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], live: bool, coloured: bool
-) -> None:
+def test_where_there_is_a_live_line_and_colour(at_terminal, monkeypatch, environment, live, coloured):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with redirect_stdout(at_terminal):
@@ -186,9 +182,7 @@ SENT = [iterated("init", i, sent_bytes=20_000 + 4_000 * (i % 2)) for i in range(
         (0, STALE, ["staleness 0.5, at most 1  ", "staleness 0.75, at most 2  ", "staleness 1, at most 2  "]),
     ],
 )
-def test_progress_lines_say_what_was_sent_and_how_stale_it_was(
-    dense: int, iterations: list[Iterated], words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_lines_say_what_was_sent_and_how_stale_it_was(dense, iterations, words, capsys):
     with Console({"init": 2}, PARENTS, live=False) as console:
         feed(console, BEGUN, started("init", 1, dense_bytes=dense), *iterations)
     lines = [line for line in capsys.readouterr().out.splitlines() if "images/s" in line]
@@ -198,9 +192,7 @@ def test_progress_lines_say_what_was_sent_and_how_stale_it_was(
 @pytest.mark.parametrize(
     "dense, iterations, words", [(DENSE, SENT, "2.4 % of dense"), (0, STALE, "staleness 0, at most 0")]
 )
-def test_so_does_the_live_line_where_there_is_room(
-    dense: int, iterations: list[Iterated], words: str, at_terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_so_does_the_live_line_where_there_is_room(dense, iterations, words, at_terminal, monkeypatch):
     for width in (220, 80):
         monkeypatch.setenv("COLUMNS", str(width))
         at_terminal.truncate(0)
@@ -218,7 +210,7 @@ def test_so_does_the_live_line_where_there_is_room(
         (1_204_000, "1.2 MB sent, 120 % of dense"),
     ],
 )
-def test_bytes_and_their_share_of_dense(bytes: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bytes_and_their_share_of_dense(bytes, text, capsys):
     with Console({"init": 1}, PARENTS, live=False) as console:
         feed(console, BEGUN, started("init", 1, dense_bytes=DENSE), iterated("init", 1, sent_bytes=bytes))
     assert f"  {text}  " in capsys.readouterr().out
@@ -230,7 +222,7 @@ def logged(path: Path, *events: Event | Iterator[Event]) -> list[dict[str, objec
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_log_has_bytes_and_staleness_only_where_there_are_any(tmp_path: Path) -> None:
+def test_a_log_has_bytes_and_staleness_only_where_there_are_any(tmp_path):
     again = Retraced(stage="init", iter=1, until=2, lr=0.1, loss=1.0, images=1, seconds=1.0)
     silent = logged(tmp_path / "one", started("init", 1), iterated("init", 1), again)
     assert not any({"sent_bytes", "dense_bytes", "staleness", "replica"} & set(record) for record in silent)
@@ -241,7 +233,7 @@ def test_a_log_has_bytes_and_staleness_only_where_there_are_any(tmp_path: Path) 
     assert (iteration["staleness"], iteration["replica"]) == (0, 0), "0 says something here"
 
 
-def test_the_last_life_leaves_out_what_compression_kept_and_knows_the_newest_synchronisation(tmp_path: Path) -> None:
+def test_the_last_life_leaves_out_what_compression_kept_and_knows_the_newest_synchronisation(tmp_path):
     """A long run has many such lines, and long ones."""
     item = CompressedItem(name="conv.weight", norm=6.0, residual_norm=3.0, kept=0.75, bytes=800)
     events: list[Event] = [BEGUN, started("init", 1, dense_bytes=DENSE)]
@@ -269,7 +261,7 @@ def test_the_last_life_leaves_out_what_compression_kept_and_knows_the_newest_syn
         (7620, "2 h 07 min"), (86399, "23 h 59 min"), (86400, "1 d 00 h"), (273600, "3 d 04 h"),
     ],
 )  # fmt: skip
-def test_duration(seconds: float, text: str) -> None:
+def test_duration(seconds, text):
     assert duration(seconds) == text
 
 
@@ -278,14 +270,14 @@ def test_duration(seconds: float, text: str) -> None:
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1_540_000, "1.5 MB"), (102_550_000_000, "102.5 GB"), (3e12, "3.0 TB"),
      (5e15, "5000.0 TB")],
 )  # fmt: skip
-def test_size(count: float, text: str) -> None:
+def test_size(count, text):
     assert size(count) == text
 
 
 # -- log.jsonl
 
 
-def test_jsonl_appends_whole_lines_and_leaves_a_torn_one_on_a_line_of_its_own(tmp_path: Path) -> None:
+def test_jsonl_appends_whole_lines_and_leaves_a_torn_one_on_a_line_of_its_own(tmp_path):
     said: list[str] = []
     path = tmp_path / "log.jsonl"
     for _ in range(2):
@@ -299,7 +291,7 @@ def test_jsonl_appends_whole_lines_and_leaves_a_torn_one_on_a_line_of_its_own(tm
     assert torn == rest[2] == '{"event": "Iter'
 
 
-def test_jsonl_on_a_full_disk_warns_once_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+def test_jsonl_on_a_full_disk_warns_once_and_goes_on_when_there_is_room(tmp_path):
     said: list[str] = []
     with JsonLines(tmp_path / "log.jsonl", said.append) as log:
         with room(300):
@@ -310,7 +302,7 @@ def test_jsonl_on_a_full_disk_warns_once_and_goes_on_when_there_is_room(tmp_path
     assert len(said) == 1 and "log.jsonl can't be written" in said[0]
 
 
-def test_jsonl_that_cant_be_opened(tmp_path: Path) -> None:
+def test_jsonl_that_cant_be_opened(tmp_path):
     with pytest.raises(StorageError, match=r"no-such-folder/log\.jsonl"):
         JsonLines(tmp_path / "no-such-folder" / "log.jsonl", print)
     if os.geteuid() != 0:

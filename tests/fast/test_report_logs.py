@@ -37,7 +37,7 @@ def tensorboard(folder: Path, *events: Event | Iterator[Event], warned: list[str
         feed(log, run_started(), *events)
 
 
-def test_tensorboard_has_a_run_for_each_stage_along_its_path(tmp_path: Path) -> None:
+def test_tensorboard_has_a_run_for_each_stage_along_its_path(tmp_path):
     tensorboard(
         tmp_path,
         stage_started("trunk"),
@@ -57,7 +57,7 @@ def test_tensorboard_has_a_run_for_each_stage_along_its_path(tmp_path: Path) -> 
     assert points(tmp_path / "early", "train/momentum") == [(9, 0.9)], "beside the other branch"
 
 
-def test_tensorboard_after_a_kill_has_each_point_once(tmp_path: Path) -> None:
+def test_tensorboard_after_a_kill_has_each_point_once(tmp_path):
     tensorboard(tmp_path, stage_started("trunk"), trained("trunk", range(1, 6)), evaluated("trunk", 5, 0.5))
     file = next((tmp_path / "trunk").iterdir())
     file.write_bytes(file.read_bytes()[:-7])  # killed while writing
@@ -68,7 +68,7 @@ def test_tensorboard_after_a_kill_has_each_point_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "trunk").iterdir())) == 3
 
 
-def test_tensorboard_on_a_full_disk_keeps_whole_records(tmp_path: Path) -> None:
+def test_tensorboard_on_a_full_disk_keeps_whole_records(tmp_path):
     pytest.importorskip("tensorboard")
     said: list[str] = []
     with TensorBoard(tmp_path, {"trunk": 0}, said.append) as log:
@@ -81,7 +81,7 @@ def test_tensorboard_on_a_full_disk_keeps_whole_records(tmp_path: Path) -> None:
     assert [step for step, _ in points(tmp_path / "trunk", "train/loss")] == [1, 4]
 
 
-def test_tensorboard_that_cant_make_its_files_lets_training_go_on(tmp_path: Path) -> None:
+def test_tensorboard_that_cant_make_its_files_lets_training_go_on(tmp_path):
     (tmp_path / "trunk").touch()  # where its folder is to be
     said: list[str] = []
     tensorboard(tmp_path, stage_started("trunk"), trained("trunk", range(1, 4)), warned=said)
@@ -91,7 +91,7 @@ def test_tensorboard_that_cant_make_its_files_lets_training_go_on(tmp_path: Path
             TensorBoard(tmp_path / "trunk", {"trunk": 0}, print)
 
 
-def test_the_place_of_a_stage_is_along_its_path() -> None:
+def test_the_place_of_a_stage_is_along_its_path():
     plan = make(SCHEDULE + BRANCH + 'ensemble { name: "both" members: ["collapse", "early"] }')
     assert Opened(plan, Path(), print).places() == {"trunk": 0, "collapse": 8, "early": 8, "both": 12}
 
@@ -99,15 +99,13 @@ def test_the_place_of_a_stage_is_along_its_path() -> None:
 # -- the command
 
 
-def test_a_worker_gets_the_same_options() -> None:
+def test_a_worker_gets_the_same_options():
     options = RunOptions("dir", nproc=2, threads=1, log=("tensorboard", "wandb"))
     words = " ".join(options.arguments())
     assert "--log tensorboard --log wandb" in words
 
 
-def test_a_package_that_is_missing_is_told_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_that_is_missing_is_told_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)  # it can't be imported
     (tmp_path / "schedule.prototxt").write_text(SCHEDULE)
     refused = contract.stagerun(["run", ".", "--log", "tensorboard"], tmp_path)

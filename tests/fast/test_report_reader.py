@@ -19,7 +19,7 @@ MOST = 50
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def whole(tmp_path_factory):
     """A log with branches, restarts, lines that aren't a run's, and one that begins a stage once more."""
     out = write_log(tmp_path_factory.mktemp("log"), make_picture(made_schedules.branches()), restarts=3, ema=True)
     data = (out / "log.jsonl").read_bytes()
@@ -42,9 +42,7 @@ def write(out: Path, data: bytes) -> None:
 
 @given(st.data())
 @examples(20)
-def test_bit_by_bit_it_is_what_one_reading_finds(
-    whole: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_bit_by_bit_it_is_what_one_reading_finds(whole, tmp_path_factory, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=4)))
     out = tmp_path_factory.mktemp("out")
     reader = Reader(out, MOST)
@@ -55,7 +53,7 @@ def test_bit_by_bit_it_is_what_one_reading_finds(
 
 
 @pytest.mark.parametrize("how", ["replaced", "cut short"])
-def test_another_log_is_read_from_its_start(how: str, whole: bytes, tmp_path: Path) -> None:
+def test_another_log_is_read_from_its_start(how, whole, tmp_path):
     write(tmp_path, whole)
     reader, log = Reader(tmp_path, MOST), tmp_path / "log.jsonl"
     reader.read()
@@ -68,7 +66,7 @@ def test_another_log_is_read_from_its_start(how: str, whole: bytes, tmp_path: Pa
     assert reader.read() == read(Reader(tmp_path, MOST))
 
 
-def test_a_log_that_is_gone_or_holds_nothing_is_said(tmp_path: Path, whole: bytes) -> None:
+def test_a_log_that_is_gone_or_holds_nothing_is_said(tmp_path, whole):
     reader = Reader(tmp_path, MOST)
     with pytest.raises(UsageError, match=r"has no log\.jsonl"):
         reader.read()
@@ -89,7 +87,7 @@ def incidents(out: Path, *more: Event) -> list[tuple[str, str, int]]:
     return [(one.kind, one.text, one.iter) for one in Reader(out).read().incidents]
 
 
-def test_what_has_happened_has_its_place(tmp_path: Path) -> None:
+def test_what_has_happened_has_its_place(tmp_path):
     stages = make_picture(made_schedules.steps()).stages
     stage, half = stages[0], sum(stage.iterations for stage in stages) // 2
     fails = NotFinite(
@@ -105,7 +103,7 @@ def test_what_has_happened_has_its_place(tmp_path: Path) -> None:
     assert incidents(tmp_path, stage_started(stage.name, 0)) == [], "a stage that starts over loses its incidents"
 
 
-def test_curves_are_thin_and_the_rest_is_over_every_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curves_are_thin_and_the_rest_is_over_every_iteration(tmp_path, monkeypatch):
     monkeypatch.setitem(STAGES, "init", (3000, 0.1))
     story = Story(tmp_path / "out").begin()
     story.start("init", None)
@@ -123,7 +121,7 @@ def test_curves_are_thin_and_the_rest_is_over_every_iteration(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("number", ["1-2", "1e", "9" * 400, "1e999", "NaN", "true", '"2"'])
-def test_a_number_that_is_none_makes_its_line_a_damaged_one(tmp_path: Path, number: str) -> None:
+def test_a_number_that_is_none_makes_its_line_a_damaged_one(tmp_path, number):
     story = Story(tmp_path / "out").begin()
     story.start("init", None)
     story.train("init", 1, 4, 0)
@@ -135,7 +133,7 @@ def test_a_number_that_is_none_makes_its_line_a_damaged_one(tmp_path: Path, numb
 
 
 @pytest.mark.long
-def test_no_log_however_damaged_is_a_bug(tmp_path: Path) -> None:
+def test_no_log_however_damaged_is_a_bug(tmp_path):
     """Lines with values changed at random: a report or one clear message."""
     killed_and_resumed(tmp_path / "out")
     log = tmp_path / "out" / "log.jsonl"
@@ -158,6 +156,6 @@ def test_no_log_however_damaged_is_a_bug(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "freedom, value", [(1, 12.7062), (4, 2.7764), (9, 2.2622), (10, 2.2281), (20, 2.0860), (120, 1.9799)]
 )
-def test_students_t(freedom: int, value: float) -> None:
+def test_students_t(freedom, value):
     """Against tables, at both sides of where the expansion begins."""
     assert t95(freedom) == pytest.approx(value, abs=1e-3)

@@ -411,11 +411,11 @@ def tell(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_what_is_said(name: str, tmp_path: Path) -> None:
+def test_what_is_said(name, tmp_path):
     contract.check(FOLDER / f"{name}.txt", tmp_path, prepare=tell)
 
 
-def test_status_tells_the_pace_of_a_piece_by_its_last_iterations_and_the_pushes_of_a_stage(tmp_path: Path) -> None:
+def test_status_tells_the_pace_of_a_piece_by_its_last_iterations_and_the_pushes_of_a_stage(tmp_path):
     def progress(name: str) -> dict:
         return json.loads(contract.stagerun(["status", name, "--json"], tmp_path).stdout)["progress"]
 

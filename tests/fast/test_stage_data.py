@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
+import made_schedules
 from facade import Inventory, Schedule, Source, Stage, read_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stagerun import language
 from stagerun.plan import make_plan
-from tests.help import made_schedules
 
 SCHEDULE = """seed: 1
 model { name: "resnet_small" num_classes: 10 }

@@ -66,7 +66,7 @@ def write(out: Path, *told: tuple[float, Event] | Event | str, ago: float = AGO)
     return out
 
 
-def test_speed_loss_and_time_left_are_those_of_the_last_fifty_iterations(tmp_path: Path) -> None:
+def test_speed_loss_and_time_left_are_those_of_the_last_fifty_iterations(tmp_path):
     iterations = [iterated(i, 0.5 if i > 10 else 99.0) for i in range(1, 61)]
     write(tmp_path, run_started(hosts=("n1", "n1", "n1", "n2")), stage_started(), *iterations)
     progress = told(tmp_path)["progress"]
@@ -80,7 +80,7 @@ def test_speed_loss_and_time_left_are_those_of_the_last_fifty_iterations(tmp_pat
     assert "n7 (rank 7) and 2 more\n" in text(tmp_path)
 
 
-def test_silence_of_a_living_run_is_told_after_five_minutes(tmp_path: Path) -> None:
+def test_silence_of_a_living_run_is_told_after_five_minutes(tmp_path):
     with store.Lock(tmp_path):
         (tmp_path / "lock").write_text("process 7 on h, since 2020-02-01 10:00:00 +0000")
         for ago, silent in ((250, False), (312, True)):
@@ -91,14 +91,14 @@ def test_silence_of_a_living_run_is_told_after_five_minutes(tmp_path: Path) -> N
     assert not told(tmp_path)["silent"], "a run that has ended is no longer silent"
 
 
-def test_a_run_that_has_taken_the_folder_and_logged_nothing_yet(tmp_path: Path) -> None:
+def test_a_run_that_has_taken_the_folder_and_logged_nothing_yet(tmp_path):
     write(tmp_path, run_started(), stage_started(), iterated(5))
     with store.Lock(tmp_path):
         assert told(tmp_path)["progress"] is None
         assert f"starting, nothing logged yet: process {os.getpid()} on" in text(tmp_path)
 
 
-def test_the_newest_line_is_the_last_one_whatever_the_clock_said(tmp_path: Path) -> None:
+def test_the_newest_line_is_the_last_one_whatever_the_clock_said(tmp_path):
     back = time.time() - 3600  # the clock was set back while it trained
     write(tmp_path, run_started(), stage_started(), iterated(200), (back, RunFinished(trained=True, seconds=1)))
     assert told(tmp_path)["state"] == "finished"
@@ -115,9 +115,7 @@ def test_the_newest_line_is_the_last_one_whatever_the_clock_said(tmp_path: Path)
         (None, "", f"killed, or ended without a word, AGO in a after iteration 3: {GOES_ON}"),
     ],
 )  # fmt: skip
-def test_an_error_is_told_and_whether_the_same_command_helps(
-    tmp_path: Path, code: int | None, why: str, said: str
-) -> None:
+def test_an_error_is_told_and_whether_the_same_command_helps(tmp_path, code, why, said):
     end = [] if code is None else [Failed(code=code, text=why)]
     write(tmp_path, run_started(), stage_started(), iterated(3), *end)
     found = told(tmp_path)
@@ -127,7 +125,7 @@ def test_an_error_is_told_and_whether_the_same_command_helps(
         assert told(tmp_path)["exit_code"] is None, "one that was started again has not failed"
 
 
-def test_warnings_are_those_of_the_last_life(tmp_path: Path) -> None:
+def test_warnings_are_those_of_the_last_life(tmp_path):
     told_last = 'says "event": "RunStarted" in its text'
     write(
         tmp_path,
@@ -148,7 +146,7 @@ def test_warnings_are_those_of_the_last_life(tmp_path: Path) -> None:
     assert "5 older warnings are in log.jsonl" in said and ": warning 4\n" not in said and ": warning 5\n" in said
 
 
-def test_evaluations_inside_a_stage_outlive_a_kill_unless_they_are_made_again(tmp_path: Path) -> None:
+def test_evaluations_inside_a_stage_outlive_a_kill_unless_they_are_made_again(tmp_path):
     seen = [evaluated(50, 0.3), evaluated(100, 0.4), evaluated(100, 0.45, ema=True), evaluated(150, 0.9)]
     write(tmp_path, run_started(), stage_started(), *seen, run_started(), stage_started(iter=120), iterated(121))
     (found,) = told(tmp_path)["evaluations"]
@@ -160,7 +158,7 @@ def test_evaluations_inside_a_stage_outlive_a_kill_unless_they_are_made_again(tm
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
+def out(tmp_path):
     """`a` has ended; `b` is in its midst, `c` loads its images, `d` has not been given out. `mine` is not a stage's folder."""
     started = run_started(stages=("a", "b", "c", "d"), side_by_side=2)
     write(tmp_path, started, stage_started("a", max_iter=100), iterated(100))
@@ -174,7 +172,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_stage_at_work_has_its_iteration_and_speed(out: Path) -> None:
+def test_each_stage_at_work_has_its_iteration_and_speed(out):
     with store.Lock(out):
         (out / "lock").write_text("process 7 on h, since 2020-02-01 10:00:00 +0000")
         found, lines = told(out), text(out).split("\n")
@@ -188,7 +186,7 @@ def test_each_stage_at_work_has_its_iteration_and_speed(out: Path) -> None:
     assert found["progress"] is None and [one["images_per_second"] for one in found["beside"]] == [128, None]
 
 
-def test_the_headline_of_one_that_was_killed_names_what_was_at_work(out: Path) -> None:
+def test_the_headline_of_one_that_was_killed_names_what_was_at_work(out):
     """And not the stage that the log names last, which has ended."""
     (head, workers, marks, *_) = text(out).split("\n")
     assert "killed, or ended" in head and "in b after iteration 40 and c after iteration 0: the same" in head
@@ -199,7 +197,7 @@ def test_the_headline_of_one_that_was_killed_names_what_was_at_work(out: Path) -
     )
 
 
-def test_what_a_run_left_out_is_to_be_trained_whatever_is_there(tmp_path: Path) -> None:
+def test_what_a_run_left_out_is_to_be_trained_whatever_is_there(tmp_path):
     """As after an edit of the first stage, and `run --redo init --only init`."""
     story = Story(tmp_path).begin()
     for stage, parent in (("init", None), ("cyc1", "init")):
@@ -226,7 +224,7 @@ CASES: dict[str, tuple[Callable[[Path, Lease], object], str | None]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_sign_of_life_says_who_holds_the_folder(tmp_path: Path, name: str) -> None:
+def test_a_sign_of_life_says_who_holds_the_folder(tmp_path, name):
     store.prepare(store.LocalDisk(), tmp_path)
     write(tmp_path, run_started(), stage_started(), iterated(3))
     held, (then, host) = taken(tmp_path, NODE7), CASES[name]
@@ -239,7 +237,7 @@ def test_a_sign_of_life_says_who_holds_the_folder(tmp_path: Path, name: str) -> 
     assert (f" on {host}," in said.partition("\n")[2]) if host else "killed, or ended without a word" in said
 
 
-def test_who_only_looks_waits_for_no_sign_and_changes_nothing(tmp_path: Path) -> None:
+def test_who_only_looks_waits_for_no_sign_and_changes_nothing(tmp_path):
     out = write(tmp_path / "out", run_started(), stage_started(), iterated(3))
     store.prepare(store.LocalDisk(), out)
     taken(out, NODE7)

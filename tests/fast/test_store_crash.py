@@ -87,7 +87,7 @@ def cases(operate: Operation, hook: Callable[[int], Hook]) -> Iterator[tuple[Mod
 
 @operations
 @pytest.mark.parametrize("code", CODES, ids=errno.errorcode.__getitem__)
-def test_an_error_at_every_call(operate: Operation, afterwards: list[int], code: int) -> None:
+def test_an_error_at_every_call(operate, afterwards, code):
     kind = PermissionDenied if code == errno.EACCES else StorageError
     for disk, raised in cases(operate, lambda at: failing(at, code)):
         assert raised is None or type(raised) is kind
@@ -102,7 +102,7 @@ def test_an_error_at_every_call(operate: Operation, afterwards: list[int], code:
 
 
 @operations
-def test_a_rename_that_was_done_but_reports_an_error_counts(operate: Operation, afterwards: list[int]) -> None:
+def test_a_rename_that_was_done_but_reports_an_error_counts(operate, afterwards):
     """NFS, when the answer to the first request is lost."""
 
     def after(call: int, name: str) -> None:
@@ -115,7 +115,7 @@ def test_a_rename_that_was_done_but_reports_an_error_counts(operate: Operation, 
     goes_on(disk, OUT)
 
 
-def test_a_single_fault_of_reading_gives_up_no_snapshot() -> None:
+def test_a_single_fault_of_reading_gives_up_no_snapshot():
     for look in (store.inventory, all_read, lambda disk, out: store.verify(disk, out, "cyc1-00000200-a0001")):
         for at in count(1):
             hooked = HookedDisk(fresh_model(), failing(at, errno.EIO))
@@ -139,7 +139,7 @@ def power_cuts(disk: ModelDisk) -> Iterator[ModelDisk]:
 
 
 @operations
-def test_a_power_cut_at_every_call(operate: Operation, afterwards: list[int]) -> None:
+def test_a_power_cut_at_every_call(operate, afterwards):
     """Where all changes are kept, only the process was killed."""
     states = 0
     for disk, raised in cases(operate, killed):
@@ -153,7 +153,7 @@ def test_a_power_cut_at_every_call(operate: Operation, afterwards: list[int]) ->
     assert states > (500 if 300 in afterwards else 15)
 
 
-def test_the_model_of_a_power_cut_shows_a_missing_sync() -> None:
+def test_the_model_of_a_power_cut_shows_a_missing_sync():
     """The test above would fail if nothing were synced."""
     disk = fresh_model(honest=False)
     commit(disk, OUT, 300)
@@ -185,7 +185,7 @@ def written_over(
 
 
 @pytest.mark.parametrize("code", CODES, ids=errno.errorcode.__getitem__)
-def test_a_small_file_is_the_old_or_the_new_and_every_error_is_told(code: int) -> None:
+def test_a_small_file_is_the_old_or_the_new_and_every_error_is_told(code):
     for disk, raised in written_over(lambda at: failing(at, code), (StorageError, PermissionDenied)):
         assert raised is None or raised.hint  # type: ignore[attr-defined]
         assert disk.read(RESULT, 9) in ((b"old", b"new") if raised else (b"new",))
@@ -193,7 +193,7 @@ def test_a_small_file_is_the_old_or_the_new_and_every_error_is_told(code: int) -
         assert disk.read(RESULT, 9) == b"later"
 
 
-def test_a_small_file_is_the_old_or_the_new_after_a_power_cut_at_every_call() -> None:
+def test_a_small_file_is_the_old_or_the_new_after_a_power_cut_at_every_call():
     for disk, _ in written_over(killed, (Killed,)):
         for data, kept in product(("kept", "lost", "half", "zeros"), range(4)):
             found = disk.after_power_cut(lambda f, kept=kept: kept, data)
@@ -202,7 +202,7 @@ def test_a_small_file_is_the_old_or_the_new_after_a_power_cut_at_every_call() ->
             assert found.read(RESULT, 9) == b"later"
 
 
-def test_two_writers_of_one_file_are_not_in_each_others_way(tmp_path: Path) -> None:
+def test_two_writers_of_one_file_are_not_in_each_others_way(tmp_path):
     """One of them was taken over, and is woken amid it: that must not end the other."""
     path = tmp_path / "results" / "r.json"
 

@@ -37,7 +37,7 @@ def commit(out: Path, iter: int, attempt: int = 1, disk: store.Disk = DISK, **ot
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
+def out(tmp_path):
     """With one snapshot, of iteration 100."""
     store.prepare(DISK, tmp_path / "out")
     commit(tmp_path / "out", 100)
@@ -64,7 +64,7 @@ def assert_detected(out: Path, ref: SnapshotRef) -> None:
         assert caught.value.name == ref.name and caught.value.exit_code == ExitCode.RESUME_REFUSED
 
 
-def test_what_is_committed_is_read_wherever_it_lies(out: Path, tmp_path: Path) -> None:
+def test_what_is_committed_is_read_wherever_it_lies(out, tmp_path):
     ref = the_one(out)
     assert ref.name == "cyc1-00000100-a0001" and (ref.stage, ref.iter, ref.attempt) == ("cyc1", 100, 1)
     assert {name: getattr(ref, name) for name in ABOUT} == ABOUT and ref.bytes == sum(map(len, FILES.values()))
@@ -75,14 +75,14 @@ def test_what_is_committed_is_read_wherever_it_lies(out: Path, tmp_path: Path) -
         store.read_file(DISK, out, ref.name, "ema.safetensors")
 
 
-def test_the_id_is_of_content_and_place_alone(out: Path) -> None:
+def test_the_id_is_of_content_and_place_alone(out):
     first = the_one(out)
     assert commit(out, 100, attempt=2, **{"state.json": b"later"}).id == first.id
     assert commit(out, 101).id != first.id
     assert commit(out, 100, attempt=3, **{"optim.safetensors": b"other"}).id != first.id
 
 
-def test_snapshots_of_today_stay_readable(tmp_path: Path) -> None:
+def test_snapshots_of_today_stay_readable(tmp_path):
     """Format 1, byte for byte. A change here makes the snapshots of users unreadable: make it a new format."""
     store.prepare(DISK, tmp_path)
     about = {"parent": "p", "identity": {"a": "é"}, "environment": {"torch": "2"}}
@@ -105,7 +105,7 @@ class Showing(LocalDisk):
         return self.shown if path.name == "MANIFEST.json" else super().read(path, limit)
 
 
-def test_every_flipped_bit_of_the_manifest_is_found(out: Path) -> None:
+def test_every_flipped_bit_of_the_manifest_is_found(out):
     ref, disk = the_one(out), Showing()
     good = (out / "snapshots" / ref.name / "MANIFEST.json").read_bytes()
     flipped = (
@@ -136,7 +136,7 @@ def grow(data: bytearray, draw: random.Random) -> None:
 
 @pytest.mark.parametrize("harm", [flip, cut, zero, grow])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_change_of_a_file_is_found(out: Path, name: str, harm: Callable[..., None]) -> None:
+def test_every_change_of_a_file_is_found(out, name, harm):
     ref = the_one(out)
     path = out / "snapshots" / ref.name / name
     good = path.read_bytes()
@@ -164,7 +164,7 @@ OTHERS: dict[str, Callable[[Path, Path], object]] = {
 
 @pytest.mark.parametrize("make", OTHERS)
 @pytest.mark.parametrize("name", ["model.safetensors", "MANIFEST.json"])
-def test_something_else_in_place_of_a_file(out: Path, name: str, make: str) -> None:
+def test_something_else_in_place_of_a_file(out, name, make):
     ref = the_one(out)
     path = out / "snapshots" / ref.name / name
     OTHERS[make](path, path.rename(out / "elsewhere"))
@@ -176,7 +176,7 @@ def test_something_else_in_place_of_a_file(out: Path, name: str, make: str) -> N
 
 
 @pytest.mark.parametrize("make", ["a file", "a link", "a folder", "a pipe"])
-def test_something_else_in_place_of_a_snapshot(out: Path, make: str) -> None:
+def test_something_else_in_place_of_a_snapshot(out, make):
     good = the_one(out)
     path = out / "snapshots" / "cyc1-00000200-a0001"
     OTHERS[make](path, path.with_name(good.name))
@@ -187,7 +187,7 @@ def test_something_else_in_place_of_a_snapshot(out: Path, make: str) -> None:
     assert commit(out, 200) in store.inventory(DISK, out).snapshots
 
 
-def test_a_snapshot_swapped_for_another_is_not_read_in_its_place(out: Path) -> None:
+def test_a_snapshot_swapped_for_another_is_not_read_in_its_place(out):
     ref = the_one(out)
     store.drop(DISK, out, ref)
     other = commit(out, 100, **{"model.safetensors": b"other weights"})
@@ -197,7 +197,7 @@ def test_a_snapshot_swapped_for_another_is_not_read_in_its_place(out: Path) -> N
     assert store.inventory(DISK, out) == store.Inventory((other,), ("cyc2-00000100-a0001",))
 
 
-def test_what_is_no_snapshot_is_ignored(out: Path) -> None:
+def test_what_is_no_snapshot_is_ignored(out):
     ref = the_one(out)
     for name in ("notes.txt", ".DS_Store", "best", f"{ref.name}.old", "cyc1-100-a1"):
         (out / "snapshots" / name).mkdir()
@@ -207,7 +207,7 @@ def test_what_is_no_snapshot_is_ignored(out: Path) -> None:
     assert store.attempts_seen(DISK, out / "none") == () and not (out / "none").exists()
 
 
-def test_a_snapshot_that_a_run_deletes_meanwhile_is_not_damaged(out: Path) -> None:
+def test_a_snapshot_that_a_run_deletes_meanwhile_is_not_damaged(out):
     """`stagerun status` on the login node, while the job drops old snapshots."""
     ref = the_one(out)
 
@@ -219,7 +219,7 @@ def test_a_snapshot_that_a_run_deletes_meanwhile_is_not_damaged(out: Path) -> No
     assert store.inventory(Racing(), out) == store.Inventory()
 
 
-def test_no_permission_is_not_damage(out: Path) -> None:
+def test_no_permission_is_not_damage(out):
     class Forbidding(LocalDisk):
         def read(self, path: Path, limit: int) -> bytes:
             raise PermissionError(13, "Permission denied")
@@ -264,7 +264,7 @@ ENTRIES = {
     ],
     ids=lambda change: ascii(change)[:60],
 )  # fmt: skip
-def test_a_manifest_that_no_version_writes_is_damage(out: Path, change: dict[str, object] | bytes) -> None:
+def test_a_manifest_that_no_version_writes_is_damage(out, change):
     path = out / "snapshots" / "cyc1-00000100-a0001" / "MANIFEST.json"
     body = json.loads(path.read_bytes()[:-65])
     for name, value in {} if isinstance(change, bytes) else change.items():
@@ -276,7 +276,7 @@ def test_a_manifest_that_no_version_writes_is_damage(out: Path, change: dict[str
 # ---- a commit looks at what it wrote
 
 
-def test_another_run_without_a_lock_is_noticed(tmp_path: Path) -> None:
+def test_another_run_without_a_lock_is_noticed(tmp_path):
     class Racing(LocalDisk):
         def rename(self, source: Path, target: Path) -> None:
             commit(tmp_path, 100, **{"model.safetensors": b"theirs"})

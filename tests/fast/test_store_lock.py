@@ -17,7 +17,7 @@ from stagerun.store import LocalDisk, Lock
 from stagerun.store.throw_away import claim
 
 
-def test_released_it_is_free_and_the_file_stays(tmp_path: Path) -> None:
+def test_released_it_is_free_and_the_file_stays(tmp_path):
     lock = Lock(tmp_path)
     for _ in range(3):
         lock.acquire()
@@ -28,7 +28,7 @@ def test_released_it_is_free_and_the_file_stays(tmp_path: Path) -> None:
     assert (tmp_path / "lock").exists()
 
 
-def test_a_holder_without_a_readable_name(tmp_path: Path) -> None:
+def test_a_holder_without_a_readable_name(tmp_path):
     feb31 = "process 7 on h, since 2026-02-31 10:00:00 +0000"
     with Lock(tmp_path):
         for written, shown in ((b"", ""), (b"\x1b[31mprocess x", "[31mprocess x"), (feb31.encode(), feb31)):
@@ -46,7 +46,7 @@ def looking(out: Path) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("then", ["free", "named"])
-def test_while_it_tries_again_the_lock_may_come_free_or_get_the_name_of_its_holder(tmp_path: Path, then: str) -> None:
+def test_while_it_tries_again_the_lock_may_come_free_or_get_the_name_of_its_holder(tmp_path, then):
     """Who only looks has the lock for a moment itself; a run that was killed has left its name, and the next one takes the lock."""
     for _ in range(9):  # a busy machine may come too late
         with looking(tmp_path) as fd:
@@ -65,7 +65,7 @@ def test_while_it_tries_again_the_lock_may_come_free_or_get_the_name_of_its_hold
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_file_system_without_locks_is_refused(tmp_path: Path, code: int) -> None:
+def test_a_file_system_without_locks_is_refused(tmp_path, code):
     with audited.no_flock(code), pytest.raises(StorageError, match="has no locks") as caught:
         Lock(tmp_path).acquire()
     assert "flock" in caught.value.hint
@@ -75,9 +75,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path: Path, code: int) -> No
 
 @pytest.mark.parametrize("folder, lock", [(0o755, 0o600), (0o777, 0o660), (0o2775, 0o660), (0o700, 0o600)])
 @pytest.mark.parametrize("before", [None, 0o644, 0o666])
-def test_who_may_not_write_to_the_folder_cannot_hold_its_lock(
-    tmp_path: Path, folder: int, lock: int, before: int | None
-) -> None:
+def test_who_may_not_write_to_the_folder_cannot_hold_its_lock(tmp_path, folder, lock, before):
     (tmp_path / "out").mkdir()
     (tmp_path / "out").chmod(folder)
     if before is not None:
@@ -91,7 +89,7 @@ def test_who_may_not_write_to_the_folder_cannot_hold_its_lock(
         os.umask(mask)
 
 
-def test_a_link_in_place_of_the_lock_file_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_lock_file_is_not_followed(tmp_path):
     (tmp_path / "precious").write_bytes(b"x")
     (tmp_path / "lock").symlink_to(tmp_path / "precious")
     with pytest.raises(StorageError):
@@ -99,14 +97,14 @@ def test_a_link_in_place_of_the_lock_file_is_not_followed(tmp_path: Path) -> Non
     assert (tmp_path / "precious").read_bytes() == b"x"
 
 
-def test_prepare_makes_the_folders_and_leaves_no_trace(tmp_path: Path) -> None:
+def test_prepare_makes_the_folders_and_leaves_no_trace(tmp_path):
     out = tmp_path / "a" / "b" / "out"
     for _ in range(2):
         store.prepare(LocalDisk(), out)
         assert os.listdir(out) == ["snapshots"] and os.listdir(out / "snapshots") == []
 
 
-def test_prepare_where_a_file_is(tmp_path: Path) -> None:
+def test_prepare_where_a_file_is(tmp_path):
     (tmp_path / "out").write_bytes(b"")
     with pytest.raises(StorageError, match="Not a directory") as caught:
         store.prepare(LocalDisk(), tmp_path / "out")
@@ -116,7 +114,7 @@ def test_prepare_where_a_file_is(tmp_path: Path) -> None:
 # ---- the folder of a command that leaves nothing
 
 
-def test_who_waited_for_a_lock_that_was_deleted_holds_nothing(tmp_path: Path) -> None:
+def test_who_waited_for_a_lock_that_was_deleted_holds_nothing(tmp_path):
     """Between the opening of the lock's file and the lock its holder leaves, and another comes."""
     folder, first, others = tmp_path / "x", ExitStack(), ExitStack()
     claim(folder, "work", first)
@@ -133,7 +131,7 @@ def test_who_waited_for_a_lock_that_was_deleted_holds_nothing(tmp_path: Path) ->
     assert not folder.exists()
 
 
-def test_a_folder_that_is_left_before_its_lock_is_opened_is_made_again(tmp_path: Path) -> None:
+def test_a_folder_that_is_left_before_its_lock_is_opened_is_made_again(tmp_path):
     folder, first = tmp_path / "x", ExitStack()
     claim(folder, "work", first)
     with audited.once("open", lambda path, *_: str(path) == str(folder / "lock"), first.close), ExitStack() as mine:

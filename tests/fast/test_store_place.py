@@ -34,19 +34,17 @@ damaged
         ("/twice/out", ""),
     ],
 )
-def test_the_kind_of_file_system(path: str, kind: str) -> None:
+def test_the_kind_of_file_system(path, kind):
     assert local_kind(Path(path), MOUNTS) == kind
 
 
-def test_a_link_is_followed(tmp_path: Path) -> None:
+def test_a_link_is_followed(tmp_path):
     (tmp_path / "link").symlink_to("/lustre/out")
     assert local_kind(tmp_path, MOUNTS) == "ext4" and local_kind(tmp_path / "link", MOUNTS) == ""
     assert local_kind(Path("/dev/shm")) in ("tmpfs", "")
 
 
-def test_a_plan_for_several_hosts_says_what_a_path_of_one_means(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_for_several_hosts_says_what_a_path_of_one_means(tmp_path, monkeypatch):
     schedule = tiny.make_schedule(tmp_path / "s", tmp_path)
     text = lost_with(Path("/dev/shm/out"), "tmpfs", "")
     assert "(tmpfs) of its first host alone: if that host is lost, the run can't go on" in text

@@ -16,13 +16,13 @@ DISK = LocalDisk()
 
 
 @given(st.one_of(st.text(max_size=40), st.from_regex(r"\A[a-z.]*-[0-9]{6,10}-a[0-9]{2,6}.?\Z")))
-def test_only_names_it_gives_are_parsed(name: str) -> None:
+def test_only_names_it_gives_are_parsed(name):
     place = store.parse_name(name)
     assert place is None or store.snapshot_name(*place) == name
 
 
 @pytest.mark.parametrize("place", [("", 0, 0), ("a/b", 0, 0), ("..", 0, 0), ("a", -1, 0), ("a", 0, -1), ("é", 0, 0)])
-def test_a_place_without_a_name(place: tuple[str, int, int]) -> None:
+def test_a_place_without_a_name(place):
     with pytest.raises(ValueError, match="place"):
         store.snapshot_name(*place)
 
@@ -44,7 +44,7 @@ pins = st.sets(refs.map(lambda r: r.name))
 
 
 @given(inventories, st.integers(1, 4), pins)
-def test_what_is_kept(inventory: Inventory, keep: int, pinned: set[str]) -> None:
+def test_what_is_kept(inventory, keep, pinned):
     drop = store.superfluous(inventory, keep, pinned, ENDS)
     kept = [r for r in inventory.snapshots if r not in drop]
     assert [r for r in inventory.snapshots if r in drop] == list(drop)
@@ -61,7 +61,7 @@ def test_what_is_kept(inventory: Inventory, keep: int, pinned: set[str]) -> None
         assert [r for r in drop if r.stage == stage] == needless
 
 
-def test_a_later_attempt_is_newer_than_a_later_iteration() -> None:
+def test_a_later_attempt_is_newer_than_a_later_iteration():
     """A stage trained anew from the start: its old snapshots go first."""
     inventory = Inventory((ref("a", 3, 1), ref("a", 4, 1), ref("a", 1, 2)))
     assert store.superfluous(inventory, 1, (), ENDS) == (ref("a", 3, 1), ref("a", 4, 1))
@@ -74,7 +74,7 @@ def commit(out: Path, stage: str, iter: int, attempt: int = 1) -> SnapshotRef:
     return disks.commit(DISK, out, stage, iter, attempt, {"m": str(iter).encode()})
 
 
-def test_the_inventory_is_oldest_first(tmp_path: Path) -> None:
+def test_the_inventory_is_oldest_first(tmp_path):
     store.prepare(DISK, tmp_path)
     for stage, iter, attempt in [("b", 100, 1), ("a", 20, 2), ("a", 5, 1), ("a", 100, 1), ("a", 100_000_000, 1)]:
         commit(tmp_path, stage, iter, attempt)
@@ -82,7 +82,7 @@ def test_the_inventory_is_oldest_first(tmp_path: Path) -> None:
     assert found == [(1, 5, "a"), (1, 100, "a"), (1, 100, "b"), (1, 100_000_000, "a"), (2, 20, "a")]
 
 
-def test_what_nfs_holds_on_to_waits_for_the_next_sweep(tmp_path: Path) -> None:
+def test_what_nfs_holds_on_to_waits_for_the_next_sweep(tmp_path):
     """A reader on another host has a file open: unlink leaves `.nfsXXXX`, which can't be deleted yet."""
     store.prepare(DISK, tmp_path)
     old = commit(tmp_path, "a", 1)
@@ -102,7 +102,7 @@ def test_what_nfs_holds_on_to_waits_for_the_next_sweep(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "snapshots") == ["a-00000002-a0001"]
 
 
-def test_sweep_deletes_leftovers_and_nothing_else(tmp_path: Path) -> None:
+def test_sweep_deletes_leftovers_and_nothing_else(tmp_path):
     store.prepare(DISK, tmp_path)
     root = tmp_path / "snapshots"
     kept = commit(tmp_path, "a", 1)
@@ -128,7 +128,7 @@ def test_sweep_deletes_leftovers_and_nothing_else(tmp_path: Path) -> None:
     assert (elsewhere / "precious").exists()
 
 
-def test_a_folder_that_somebody_put_inside_is_not_deleted(tmp_path: Path) -> None:
+def test_a_folder_that_somebody_put_inside_is_not_deleted(tmp_path):
     store.prepare(DISK, tmp_path)
     old = commit(tmp_path, "a", 1)
     (tmp_path / "snapshots" / old.name / "notes").mkdir()
@@ -138,7 +138,7 @@ def test_a_folder_that_somebody_put_inside_is_not_deleted(tmp_path: Path) -> Non
     assert os.listdir(tmp_path / "snapshots" / held) == ["notes"]
 
 
-def test_attempts_are_seen_in_whatever_is_left_of_them(tmp_path: Path) -> None:
+def test_attempts_are_seen_in_whatever_is_left_of_them(tmp_path):
     store.prepare(DISK, tmp_path)
     for attempt in (1, 2, 3):
         commit(tmp_path, "a", 1, attempt)

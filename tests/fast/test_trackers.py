@@ -53,7 +53,7 @@ def distribution(folder: Path, *points: str) -> None:
 
 
 @pytest.fixture(autouse=True)
-def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def installed(tmp_path_factory, monkeypatch):
     """The place of a package that brings Shelf."""
     clear()
     place = tmp_path_factory.mktemp("site")
@@ -97,7 +97,7 @@ def losses(run: list[tuple[str, int, tuple[tuple[str, float], ...]]]) -> list[tu
     ]
 
 
-def test_nothing_is_sent_before_a_snapshot_holds_it(tmp_path: Path) -> None:
+def test_nothing_is_sent_before_a_snapshot_holds_it(tmp_path):
     here = life(tmp_path, {"trunk": 0})
     write(tmp_path, stage_started("trunk"), *(iterated("trunk", i) for i in range(1, 5)), evaluated("trunk", 3, 0.5))
     here.follow()
@@ -113,7 +113,7 @@ def test_nothing_is_sent_before_a_snapshot_holds_it(tmp_path: Path) -> None:
     assert Shelf.texts == {"trunk/snapshot": "trunk-3", "warning": "the disk is slow"}
 
 
-def test_a_whole_run(tmp_path: Path) -> None:
+def test_a_whole_run(tmp_path):
     here = life(tmp_path, {"trunk": 0, "collapse": 0})
     together = EnsembleTested(
         name="both", rule="MEAN_PROBABILITY", members=("trunk", "collapse"), images=9, top1=0.7, top5=0.9, loss=None, seconds=1.0,
@@ -134,7 +134,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
 
 @given(data=st.data())
 @examples(60, deadline=None)
-def test_each_iteration_once_whatever_is_killed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_each_iteration_once_whatever_is_killed(tmp_path_factory, data):
     """Lives of a stage of 60 iterations; each ends somewhere, between any two lines. The tracker may lose what it was sent last, and the note of
     how far it got may be an older one."""
     clear()
@@ -179,7 +179,7 @@ def test_each_iteration_once_whatever_is_killed(tmp_path_factory: pytest.TempPat
     assert losses(run) == [*((i, loss) for i, loss in expected.items() if i <= newest)]
 
 
-def test_what_is_trained_again_is_shown_in_another_run(tmp_path: Path) -> None:
+def test_what_is_trained_again_is_shown_in_another_run(tmp_path):
     def trained(stage: str, loss: float) -> list[Event]:
         return [
             stage_started(stage),
@@ -203,7 +203,7 @@ def test_what_is_trained_again_is_shown_in_another_run(tmp_path: Path) -> None:
     assert losses(Shelf.runs[second]) == [(1, 1.0), (2, 1.0), (3, 1.0), (9, 2.5), (10, 2.5), (11, 2.5)]
 
 
-def test_a_tracker_that_comes_later_shows_nothing_that_was_undone(tmp_path: Path) -> None:
+def test_a_tracker_that_comes_later_shows_nothing_that_was_undone(tmp_path):
     for loss in (1.0, 2.0, 3.0):
         write(tmp_path, stage_started("trunk"), *(iterated("trunk", i, loss=loss) for i in (1, 2)), saved("trunk", 2))
     life(tmp_path, {"trunk": 2}).follow()
@@ -211,7 +211,7 @@ def test_a_tracker_that_comes_later_shows_nothing_that_was_undone(tmp_path: Path
     assert losses(run) == [(1, 3.0), (2, 3.0)] and not name.endswith("-2")
 
 
-def test_a_note_of_a_log_that_was_removed_does_not_count(tmp_path: Path) -> None:
+def test_a_note_of_a_log_that_was_removed_does_not_count(tmp_path):
     write(tmp_path, stage_started("trunk"), *(iterated("trunk", i) for i in (1, 2, 3)), saved("trunk", 3))
     life(tmp_path, {"trunk": 3}).follow()
     (tmp_path / "log.jsonl").unlink()
@@ -225,7 +225,7 @@ def one_stage(out: Path, upto: int = 2) -> None:
     write(out, stage_started("trunk"), *(iterated("trunk", i) for i in range(1, upto + 1)), saved("trunk", upto))
 
 
-def test_a_tracker_that_was_not_waited_for_is_asked_again(tmp_path: Path) -> None:
+def test_a_tracker_that_was_not_waited_for_is_asked_again(tmp_path):
     here = life(tmp_path, {"trunk": 0})
     one_stage(tmp_path)
     write(tmp_path, RunFinished(trained=True, seconds=1.0))
@@ -237,7 +237,7 @@ def test_a_tracker_that_was_not_waited_for_is_asked_again(tmp_path: Path) -> Non
     assert not follower.lacks(tmp_path, "shelf") and [status for _, status in Shelf.ends] == ["finished"]
 
 
-def test_a_copy_of_the_folder_is_another_run_and_a_moved_one_is_not(tmp_path: Path) -> None:
+def test_a_copy_of_the_folder_is_another_run_and_a_moved_one_is_not(tmp_path):
     first = tmp_path / "first"
     first.mkdir()
     here = life(first, {"trunk": 0})
@@ -255,7 +255,7 @@ def test_a_copy_of_the_folder_is_another_run_and_a_moved_one_is_not(tmp_path: Pa
 
 
 @pytest.mark.parametrize("extra", ["", " [cloud]"])
-def test_an_entry_point_adds_a_tracker(installed: Path, extra: str) -> None:
+def test_an_entry_point_adds_a_tracker(installed, extra):
     distribution(installed, f"notes = lab_notes:Notes{extra}")
     (installed / "lab_notes.py").write_text("class Notes:\n    pass\n")
     assert table.all_logs()["notes"].about == "of the package lab-notes."
@@ -267,7 +267,7 @@ def test_an_entry_point_adds_a_tracker(installed: Path, extra: str) -> None:
     "text",
     ["import nothing_of_that_name", "x =", "raise SystemError('broken')", "raise SystemExit", "class Other: pass"],
 )
-def test_one_that_cant_be_imported_is_one_message(installed: Path, text: str) -> None:
+def test_one_that_cant_be_imported_is_one_message(installed, text):
     (installed / "lab_notes.py").write_text(text)
     with pytest.raises(
         UsageError, match="`--log notes`: lab_notes:Notes of the package lab-notes can't be imported"

@@ -24,13 +24,13 @@ EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'`&{}"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return Path(shutil.copytree(SOLVERS / "resnet50_72ep", tmp_path / "dir"))
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
+def out(tmp_path):
     """A run that was killed and went on, and came to its end."""
     story = killed_and_resumed(tmp_path / "out")
     story.start("cyc1", "init")
@@ -42,7 +42,7 @@ def out(tmp_path: Path) -> Path:
 # -- a schedule
 
 
-def test_the_page_has_the_plan_the_picture_and_each_stage(folder: Path) -> None:
+def test_the_page_has_the_plan_the_picture_and_each_stage(folder):
     whole, stage, css, script = asking(hub_of(folder), "", "stage/cyc2", "page.css", "page.js")
     shown = Markup(whole.body)
     assert "resnet50_72ep: 5 stages, 22610 iterations, 72.29 epochs" in shown.text
@@ -56,7 +56,7 @@ def test_the_page_has_the_plan_the_picture_and_each_stage(folder: Path) -> None:
     )
 
 
-def test_mistakes_stand_above_the_last_version_without_any(folder: Path) -> None:
+def test_mistakes_stand_above_the_last_version_without_any(folder):
     hub = hub_of(folder)
     before, file = asking(hub, "")[0].body, folder / "cyc2.prototxt"
     file.write_text(file.read_text() + "max_itr: 5\nbase_lr: -1\n")
@@ -71,7 +71,7 @@ def test_mistakes_stand_above_the_last_version_without_any(folder: Path) -> None
 # -- runs
 
 
-def test_a_run_its_events_and_its_tables(out: Path) -> None:
+def test_a_run_its_events_and_its_tables(out):
     before = sorted(out.rglob("*"))
     (whole,) = asking(hub_of(out), "")
     assert sorted(out.rglob("*")) == before, "nothing is written"
@@ -80,7 +80,7 @@ def test_a_run_its_events_and_its_tables(out: Path) -> None:
     assert "killed, or ended without a word" in shown.text and shown.risks == []
 
 
-def test_several_runs_and_one_that_cannot_be_read(out: Path, tmp_path: Path) -> None:
+def test_several_runs_and_one_that_cannot_be_read(out, tmp_path):
     shutil.copytree(out, tmp_path / "two")
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -89,9 +89,7 @@ def test_several_runs_and_one_that_cannot_be_read(out: Path, tmp_path: Path) -> 
     assert "1 can't be read" in shown.text and "Ranking" in shown.text
 
 
-def test_a_bug_is_said_in_the_page_and_ends_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bug_is_said_in_the_page_and_ends_nothing(folder, monkeypatch, capsys):
     hub = hub_of(folder)
     asking(hub, "")
     with monkeypatch.context() as broken:
@@ -113,7 +111,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("status", REFUSED)
-def test_who_lacks_the_token_comes_by_another_name_or_does_not_get_is_refused(folder: Path, status: int) -> None:
+def test_who_lacks_the_token_comes_by_another_name_or_does_not_get_is_refused(folder, status):
     hub = hub_of(folder)
     for asked_for in REFUSED[status]:
         how = dict(asked_for)
@@ -127,7 +125,7 @@ def test_who_lacks_the_token_comes_by_another_name_or_does_not_get_is_refused(fo
         assert [answer.headers[name] for name in companions] == ["nosniff", "no-referrer", "no-store"]
 
 
-def test_the_address_that_was_connected_to_is_a_name_of_the_server(folder: Path) -> None:
+def test_the_address_that_was_connected_to_is_a_name_of_the_server(folder):
     hub, own = hub_of(folder), "192.0.2.7"
     assert asking(hub, "page.js", host=f"{own}:80", server=own)[0].status == 200
     assert asking(hub, "page.js", host="evil.example", server=own)[0].status == 400
@@ -137,7 +135,7 @@ def test_the_address_that_was_connected_to_is_a_name_of_the_server(folder: Path)
 # -- what others have written
 
 
-def test_nothing_runs_that_stands_in_solver_files(folder: Path) -> None:
+def test_nothing_runs_that_stands_in_solver_files(folder):
     schedule = folder / "schedule.prototxt"
     text = schedule.read_text()
     schedule.write_text(text.replace("resnet50_72ep", EVIL.replace('"', '\\"')))
@@ -150,7 +148,7 @@ def test_nothing_runs_that_stands_in_solver_files(folder: Path) -> None:
     assert Markup(whole.body).risks == [] and Markup(stage.body).risks == []
 
 
-def test_nothing_runs_that_stands_in_a_log(out: Path) -> None:
+def test_nothing_runs_that_stands_in_a_log(out):
     log = out / "log.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
     for line in lines:
@@ -168,7 +166,7 @@ def test_nothing_runs_that_stands_in_a_log(out: Path) -> None:
 # -- one file
 
 
-def test_the_saved_page_is_one_file_and_its_policy_names_its_script(folder: Path) -> None:
+def test_the_saved_page_is_one_file_and_its_policy_names_its_script(folder):
     result = CliRunner().invoke(main, ["view", str(folder), "--save", "page.html"])
     assert result.exit_code == 0, result.output
     html = Path("page.html").read_text()
@@ -182,7 +180,7 @@ def test_the_saved_page_is_one_file_and_its_policy_names_its_script(folder: Path
     assert "default-src 'none'" in html
 
 
-def test_the_style_and_the_script_ask_for_nothing_from_elsewhere(folder: Path) -> None:
+def test_the_style_and_the_script_ask_for_nothing_from_elsewhere(folder):
     css, script = asking(hub_of(folder), "page.css", "page.js")
     assert not re.search(r"url\(|@import|https?:", css.body)
     assert not re.search(r"https?:|eval|Function\(|document\.write|insertAdjacentHTML", script.body)
@@ -191,14 +189,14 @@ def test_the_style_and_the_script_ask_for_nothing_from_elsewhere(folder: Path) -
 # -- the command
 
 
-def test_a_port_that_is_taken(folder: Path) -> None:
+def test_a_port_that_is_taken(folder):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         result = CliRunner().invoke(main, ["view", str(folder), "--port", str(port)])
     assert result.exit_code == 64 and f"--port {port} can't be had" in result.stderr
 
 
-def test_status_view_and_plan_say_one_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_view_and_plan_say_one_time_left(tmp_path, monkeypatch):
     """With evaluations, of averaged weights too, and an ensemble: training alone takes a third of it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dir").mkdir()
@@ -250,7 +248,7 @@ def test_status_view_and_plan_say_one_time_left(tmp_path: Path, monkeypatch: pyt
     assert "left in all" + duration(now["seconds_left"]) in page and "left with 1 worker" not in page
 
 
-def test_a_page_hears_of_a_file_that_is_saved(folder: Path) -> None:
+def test_a_page_hears_of_a_file_that_is_saved(folder):
     hub, file = hub_of(folder), folder / "cyc2.prototxt"
 
     async def edited() -> dict[str, str]:

@@ -36,14 +36,14 @@ def unread(*words: object, cwd: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def schedule(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def schedule(tmp_path_factory):
     base = tmp_path_factory.mktemp("ending")
     tiny.make_data(base / "data")
     return small.make_schedule(base / "schedule", base / "data", cyc1='base_lr: 1e6 lr_policy: "fixed" max_iter: 9')
 
 
 @pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_an_error_keeps_its_exit_code(schedule: Path, tmp_path: Path, nproc: int) -> None:
+def test_an_error_keeps_its_exit_code(schedule, tmp_path, nproc):
     words = ("run", schedule, "--out", tmp_path / "out", "--nproc", nproc, "--threads", 1)
     assert unread(*words, cwd=tmp_path) == 79
     log = (tmp_path / "out" / "log.jsonl").read_text().splitlines()
@@ -51,7 +51,7 @@ def test_an_error_keeps_its_exit_code(schedule: Path, tmp_path: Path, nproc: int
     assert not list(tmp_path.glob("stagerun-bug-*"))
 
 
-def test_a_worker_waits_for_its_snapshot_and_for_no_thread_of_a_library() -> None:
+def test_a_worker_waits_for_its_snapshot_and_for_no_thread_of_a_library():
     """torch.compile leaves threads that wait for more to do; a worker of several hung there when all was done."""
     program = """
 import threading, time
@@ -66,12 +66,12 @@ _leave(3)
     assert (done.returncode, done.stdout) == (3, "idle\nwritten\n")
 
 
-def test_a_mistake_and_a_listing_that_no_one_wants_to_its_end(schedule: Path, tmp_path: Path) -> None:
+def test_a_mistake_and_a_listing_that_no_one_wants_to_its_end(schedule, tmp_path):
     assert unread("check", "/nowhere", cwd=tmp_path) == 64
     assert unread("plan", schedule, cwd=tmp_path) == 0
 
 
-def test_a_full_disk_behind_stdout(schedule: Path, tmp_path: Path) -> None:
+def test_a_full_disk_behind_stdout(schedule, tmp_path):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "stagerun", "plan", str(schedule)],
@@ -81,7 +81,7 @@ def test_a_full_disk_behind_stdout(schedule: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("stagerun-bug-*"))
 
 
-def test_a_second_interrupt_whose_reader_is_gone() -> None:
+def test_a_second_interrupt_whose_reader_is_gone():
     program = (
         "import os, signal\n"
         "from stagerun.launch import StopRequest\n"
@@ -126,7 +126,7 @@ def foreign(base: Path) -> dict[str, list[Path | str]]:
     }
 
 
-def test_what_others_wrote_commands_no_terminal(tmp_path: Path) -> None:
+def test_what_others_wrote_commands_no_terminal(tmp_path):
     for word, command in foreign(tmp_path).items():
         done = CliRunner().invoke(main, [str(part) for part in command])
         text = done.output + done.stderr
@@ -135,7 +135,7 @@ def test_what_others_wrote_commands_no_terminal(tmp_path: Path) -> None:
         assert done.exit_code != 70, done.output
 
 
-def test_a_caret_stands_under_its_place(tmp_path: Path) -> None:
+def test_a_caret_stands_under_its_place(tmp_path):
     small.make_schedule(tmp_path, tmp_path / "data", init=f'base_lr: 0.1 type: "{ESC}" lr_polcy: "fixed" max_iter: 3')
     said = CliRunner().invoke(main, ["check", str(tmp_path)]).output.splitlines()
     lines = [(line, carets) for line, carets in itertools.pairwise(said) if "^" in carets]
@@ -145,7 +145,7 @@ def test_a_caret_stands_under_its_place(tmp_path: Path) -> None:
 # -- what the shell or the machine doesn't give
 
 
-def test_closed_streams_and_sockets_that_warn(schedule: Path, tmp_path: Path) -> None:
+def test_closed_streams_and_sockets_that_warn(schedule, tmp_path):
     """Without stdout the worker's sign of life had its number, and the monitors read /dev/null in its place."""
     small.make_schedule(
         tmp_path / "short", schedule.parent / "data", init='base_lr: 0.01 lr_policy: "fixed" max_iter: 1'
@@ -192,7 +192,7 @@ print(json.dumps(ends))
 """
 
 
-def test_a_limit_of_the_shell_is_not_a_bug(tmp_path: Path) -> None:
+def test_a_limit_of_the_shell_is_not_a_bug(tmp_path):
     """Neither of the command nor of a worker."""
     command = [sys.executable, "-c", MEETS, *LIMITS]
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
@@ -203,13 +203,13 @@ def test_a_limit_of_the_shell_is_not_a_bug(tmp_path: Path) -> None:
         assert found == code and what in said and hint in said and bool(left) == (code == 70), end
 
 
-def test_the_limit_on_the_size_of_files_is_named(tmp_path: Path) -> None:
+def test_the_limit_on_the_size_of_files_is_named(tmp_path):
     with room(1000), pytest.raises(StorageError) as caught:
         store.write_atomic(store.LocalDisk(), tmp_path / "x", bytes(2000))
     assert caught.value.hint.startswith("files may have 1.0 kB at most here: raise that limit (ulimit -f)")
 
 
-def test_a_current_folder_that_is_gone_is_said_first(tmp_path: Path) -> None:
+def test_a_current_folder_that_is_gone_is_said_first(tmp_path):
     (tmp_path / "gone").mkdir()
     program = "import os, sys; os.rmdir(os.getcwd()); os.execv(sys.executable, [sys.executable, '-m', 'stagerun', 'run', '/x'])"
     done = subprocess.run(

@@ -14,7 +14,7 @@ from stagerun.language import load
 LONGER = ("--set", "early.max_iter=1000", "--redo", "early")
 
 
-def test_a_folder_its_finished_run_and_a_snapshot(finished: Path, tmp_path: Path) -> None:
+def test_a_folder_its_finished_run_and_a_snapshot(finished, tmp_path):
     snapshot = finished / "out" / "snapshots" / "init-00000006-a0001"
     moved = shutil.copytree(snapshot, tmp_path / snapshot.name)
     for a, b in (
@@ -39,7 +39,7 @@ def planned(finished: Path, *arguments: object, out: Path | None = None) -> str:
     return done.stdout
 
 
-def test_the_hours_of_what_is_left_are_those_of_the_run(finished: Path) -> None:
+def test_the_hours_of_what_is_left_are_those_of_the_run(finished):
     text = planned(finished, *LONGER, "--budget", "2d")
     assert " left with 1 worker on cpu, as in the last run here\n" in text
     assert "an allocation of 2 d 00 h is enough" in text
@@ -53,7 +53,7 @@ def test_the_hours_of_what_is_left_are_those_of_the_run(finished: Path) -> None:
     assert "nothing is left to do in an allocation" in planned(finished, "--budget", "1h")
 
 
-def test_the_later_of_run_and_rehearsal_counts(finished: Path, tmp_path: Path) -> None:
+def test_the_later_of_run_and_rehearsal_counts(finished, tmp_path):
     out = shutil.copytree(finished / "out", tmp_path / "out")
     of = load(finished / "schedule")
     seconds = dict.fromkeys(("pass_seconds", "update_seconds", "test_seconds", "start_seconds"), 1.0)

@@ -39,7 +39,7 @@ def make_schedule(folder: Path, data: Path, ensembles: str = ENSEMBLES) -> Path:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     """data/, schedule/, its output out/, and what was printed in out.txt."""
     base = tmp_path_factory.mktemp("ensembles")
     tiny.make_data(base / "data")
@@ -51,7 +51,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def out(base: Path, tmp_path: Path) -> Path:
+def out(base, tmp_path):
     return Path(shutil.copytree(base / "out", tmp_path / "out"))
 
 
@@ -91,7 +91,7 @@ def by_hand(probability: Tensor) -> tuple[float, ...]:
     return tiny.VAL_IMAGES, float(top1), float(top5), float(-probability.gather(1, labels).log().mean())
 
 
-def test_means_by_hand(base: Path) -> None:
+def test_means_by_hand(base):
     cyc1, collapse, early = (logits(network(base / "out", stage)) for stage in ENDS)
     assert digits(base / "out", "both") == pytest.approx(
         by_hand((collapse.softmax(1) + early.softmax(1)) / 2), rel=1e-12
@@ -101,7 +101,7 @@ def test_means_by_hand(base: Path) -> None:
     )
 
 
-def test_weight_average_by_hand(base: Path) -> None:
+def test_weight_average_by_hand(base):
     """The mean of weights, and of each BatchNorm layer's input over the 20 first device batches of `early`, the first that is
     written."""
     one, two = network(base / "out", "early"), network(base / "out", "collapse")
@@ -131,13 +131,13 @@ def test_weight_average_by_hand(base: Path) -> None:
     assert digits(base / "out", "soup") == pytest.approx(by_hand(logits(one.eval()).softmax(1)), rel=1e-5)
 
 
-def test_a_probability_that_no_number_holds_has_a_loss_all_the_same(base: Path, out: Path) -> None:
+def test_a_probability_that_no_number_holds_has_a_loss_all_the_same(base, out):
     """exp(-2000) is 0, and its logarithm would be no number."""
     tested = of(go(base / "schedule", out, "solver.test_transform_param.scale=1000"), EnsembleTested)
     assert [one.name for one in tested] == NAMES and all(1000 < one.loss < 1e9 for one in tested)
 
 
-def test_a_network_without_batch_norm_needs_no_statistics(base: Path, tmp_path: Path) -> None:
+def test_a_network_without_batch_norm_needs_no_statistics(base, tmp_path):
     schedule = make_schedule(tmp_path / "schedule", base / "data", SOUP)
     file = schedule / "schedule.prototxt"
     text = re.sub("model .*", 'model { name: "squeezenet1_1" num_classes: 10 channels: 1 }', file.read_text())
@@ -150,7 +150,7 @@ def test_a_network_without_batch_norm_needs_no_statistics(base: Path, tmp_path: 
 # ---- where it is shown
 
 
-def test_the_run_says_each_and_shows_them_under_its_table(base: Path, out: Path) -> None:
+def test_the_run_says_each_and_shows_them_under_its_table(base, out):
     lines = (base / "out.txt").read_text().splitlines()
     said = next(line for line in lines if line.startswith("ensemble both: MEAN_PROBABILITY of 2 stages, top-1 "))
     assert "on 100 images in" in said
@@ -166,7 +166,7 @@ def test_the_run_says_each_and_shows_them_under_its_table(base: Path, out: Path)
     assert again.stdout.splitlines()[-4:] == table and [file.stat().st_mtime_ns for file in written] == before
 
 
-def test_status_plan_and_report_know_them(base: Path) -> None:
+def test_status_plan_and_report_know_them(base):
     out, both = base / "out", result(base / "out", "both")
     for target in ((base / "schedule", "--out", out), (out,)):
         status = json.loads(command("status", *target, "--json"))["ensembles"]
@@ -188,7 +188,7 @@ def test_status_plan_and_report_know_them(base: Path) -> None:
 # ---- when it is evaluated
 
 
-def test_two_workers_give_the_digits_of_one(base: Path, out: Path) -> None:
+def test_two_workers_give_the_digits_of_one(base, out):
     shutil.rmtree(out / "results" / "ensembles")
     done = small.run(base / "schedule", out, nproc=2)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -198,7 +198,7 @@ def test_two_workers_give_the_digits_of_one(base: Path, out: Path) -> None:
         assert {**result(out, name), **of_its_life} == {**result(base / "out", name), **of_its_life}
 
 
-def test_a_torn_result_is_made_anew(base: Path, out: Path) -> None:
+def test_a_torn_result_is_made_anew(base, out):
     path = out / "results" / "ensembles" / "both.json"
     path.write_bytes(path.read_bytes()[:40])
     path.with_name(".tmp-both.json-00ff00ff").write_bytes(b"{")
@@ -207,7 +207,7 @@ def test_a_torn_result_is_made_anew(base: Path, out: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["both", "soup"])
-def test_told_to_stop_it_leaves_nothing_and_is_evaluated_anew(base: Path, out: Path, name: str) -> None:
+def test_told_to_stop_it_leaves_nothing_and_is_evaluated_anew(base, out, name):
     path = out / "results" / "ensembles" / f"{name}.json"
     path.unlink()
     (stopped,) = of(go(base / "schedule", out, stop=lambda seen: True), Stopped)
@@ -217,7 +217,7 @@ def test_told_to_stop_it_leaves_nothing_and_is_evaluated_anew(base: Path, out: P
     assert digits(out, name) == digits(base / "out", name)
 
 
-def test_a_damaged_member_is_set_aside_and_trained_again_first(base: Path, out: Path) -> None:
+def test_a_damaged_member_is_set_aside_and_trained_again_first(base, out):
     (out / "results" / "ensembles" / "both.json").unlink()
     path = out / "snapshots" / "early-00000003-a0001" / "model.safetensors"
     data = bytearray(path.read_bytes())
@@ -242,15 +242,13 @@ def states(schedule: Path, out: Path) -> list[tuple[str, str]]:
     ("before", "after", "why"),
     [('"cyc1", "collapse", "early"', '"cyc1", "early"', "other members"), ("rule: MEAN_LOGIT", "", "another rule")],
 )
-def test_a_changed_ensemble_is_evaluated_again_and_makes_no_stage_stale(
-    base: Path, tmp_path: Path, before: str, after: str, why: str
-) -> None:
+def test_a_changed_ensemble_is_evaluated_again_and_makes_no_stage_stale(base, tmp_path, before, after, why):
     schedule = make_schedule(tmp_path / "s", base / "data", ENSEMBLES.replace(before, after))
     (both, three, soup) = states(schedule, base / "out")
     assert both[0] == soup[0] == "done" and three[0] == "ready" and three[1].startswith(f"evaluated with {why}")
 
 
-def test_other_images_at_the_same_path_are_another_evaluation(base: Path, tmp_path: Path) -> None:
+def test_other_images_at_the_same_path_are_another_evaluation(base, tmp_path):
     shutil.copytree(base / "data", tmp_path / "data")
     schedule = make_schedule(tmp_path / "s", tmp_path / "data")
     assert [state for state, _ in states(schedule, base / "out")] == ["done"] * 3

@@ -17,7 +17,7 @@ from reliability import brief, calls, flips, power, records, sigterm, solvers
 from stagerun import store
 
 
-def test_calls(tmp_path: Path) -> None:
+def test_calls(tmp_path):
     runs = calls.Runs(tmp_path)
     reached = runs.left_alone(1)[1] // 2
     trials = [calls.trial(runs, 1, [f"kill@{reached}"]), calls.trial(runs, 1, [f"ENOSPC@{reached}+", "EIO@5"])]
@@ -25,21 +25,21 @@ def test_calls(tmp_path: Path) -> None:
     assert not any(trial.counts.get("not reached") for trial in trials) and sum(trial.faults for trial in trials) == 3
 
 
-def test_what_is_set_aside_is_lost(tmp_path: Path) -> None:
+def test_what_is_set_aside_is_lost(tmp_path):
     store.prepare(store.LocalDisk(), tmp_path)
     name = disks.commit(store.LocalDisk(), tmp_path, "init", 1).name
     store.set_aside(store.LocalDisk(), tmp_path, name)
     assert "was set aside" in brief.lost(tmp_path)
 
 
-def test_power_finds_what_is_not_synced_alone() -> None:
+def test_power_finds_what_is_not_synced_alone():
     trials = [power.trial(random.Random(seed), set()) for seed in range(5)]
     assert not any(trial.wrong for trial in trials) and sum(trial.faults for trial in trials) >= 100
     assert any(power.trial(random.Random(seed), set(), honest=False).wrong for seed in range(5))
 
 
 @pytest.mark.parametrize("forgotten", ["pin", "result"])
-def test_power_finds_what_was_forgotten(forgotten: str) -> None:
+def test_power_finds_what_was_forgotten(forgotten):
     disk, sequence = HookedDisk(ModelDisk()), power.Sequence(random.Random(1))
     store.prepare(disk, power.OUT)
     lease, attempt = power.taken(disk)
@@ -55,7 +55,7 @@ def test_power_finds_what_was_forgotten(forgotten: str) -> None:
         power.check(disk, sequence)
 
 
-def test_a_run_that_ignores_a_signal_is_wrong(tmp_path: Path) -> None:
+def test_a_run_that_ignores_a_signal_is_wrong(tmp_path):
     schedule = sigterm.Schedule(tmp_path, 1)
     schedule.out.mkdir()
     log = schedule.out / "log.jsonl"
@@ -72,14 +72,14 @@ def test_a_run_that_ignores_a_signal_is_wrong(tmp_path: Path) -> None:
     assert "went on to its end" not in sigterm.judged(schedule, 0, "", 1.0, [], 2)
 
 
-def test_flips_meet_the_bits_of_the_manifest() -> None:
+def test_flips_meet_the_bits_of_the_manifest():
     files = {Path("MANIFEST.json"): b"m" * 100, Path("model.safetensors"): b"w" * 10**6}
     rng = random.Random(1)
     kinds = Counter((fault.kind, fault.file.name) for fault in (flips.draw(rng, files) for _ in range(300)))
     assert kinds["flip", "MANIFEST.json"] > 30 and len(kinds) == 6
 
 
-def test_solvers_and_records() -> None:
+def test_solvers_and_records():
     trial = solvers.tried(seed=6, folders=30)
     assert trial.wrong == "" and trial.counts["schedules"] + trial.counts["with mistakes"] == 30
     trial = records.tried(seed=6, records=50)
@@ -89,7 +89,7 @@ def test_solvers_and_records() -> None:
 # ---- the driver
 
 
-def test_stopped_it_kills_what_it_started_and_tells_what_came_of_it(tmp_path: Path) -> None:
+def test_stopped_it_kills_what_it_started_and_tells_what_came_of_it(tmp_path):
     script = f"""
 import signal, subprocess, sys; sys.path[:0] = {sys.path!r}
 from reliability import driver

@@ -25,7 +25,7 @@ def threads(pid: int) -> dict[int, tuple[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is allowed: nothing can be told apart")
-def test_threads_are_where_the_plan_says(base: Path, tmp_path: Path) -> None:
+def test_threads_are_where_the_plan_says(base, tmp_path):
     """One core for each worker: its main thread and gloo's are on it, and on no other's."""
     two = sorted(os.sched_getaffinity(0))[:2]
     only_two = f"import os, sys; os.sched_setaffinity(0, {two}); os.execv(sys.argv[1], sys.argv[1:])"

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-from pathlib import Path
 
 import processes
 import pytest
@@ -14,7 +13,7 @@ BALLAST_MB = 10.3  # one fits beside it
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Path:
+def disk(tmp_path):
     """A file system of its own, of SIZE_MB. Skips where this user may not mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -25,7 +24,7 @@ def disk(tmp_path: Path) -> Path:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_full(disk: Path, tmp_path: Path) -> None:
+def test_full(disk, tmp_path):
     tiny.make_data(tmp_path / "data")
     # The second and third snapshots are periodic ones that find no room.
     longer = small.STAGES["init"].replace("max_iter: 6", "max_iter: 7")

@@ -30,14 +30,14 @@ def mtimes(out: Path, *stages: str) -> dict[str, int]:
 
 
 @pytest.mark.smoke
-def test_a_run_prints_its_plan_its_progress_and_its_results(base: Path) -> None:
+def test_a_run_prints_its_plan_its_progress_and_its_results(base):
     lines = straight(base, 2).with_suffix(".txt").read_text().splitlines()
     assert lines[0].startswith("tiny: 4 stages, 17 iterations")
     assert any(line.startswith("stage 1/4 init  3/6  epoch 0.08  LR 0.08333") for line in lines)
     assert [line.split()[0] for line in lines[-6:]] == ["stage", "init", "cyc1", "collapse", "early", "total"]
 
 
-def test_again_there_is_nothing_to_do_and_torch_is_not_loaded(base: Path) -> None:
+def test_again_there_is_nothing_to_do_and_torch_is_not_loaded(base):
     out = straight(base, 1)
     before = mtimes(out, *small.STAGES)
     program = "import sys; from stagerun.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
@@ -62,9 +62,7 @@ def test_again_there_is_nothing_to_do_and_torch_is_not_loaded(base: Path) -> Non
         pytest.param(2, signal.SIGINT, True, id="2 ctrl-C", marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_bits(
-    base: Path, tmp_path: Path, nproc: int, number: signal.Signals, whole_group: bool
-) -> None:
+def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_bits(base, tmp_path, nproc, number, whole_group):
     out = tmp_path / "out"
     first = small.start(base / "schedule", out, *small.ENDLESS, nproc=nproc)
     small.wait_for(out / "snapshots" / "init-00000002-a0001", first)
@@ -96,7 +94,7 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_bits(
     assert processes.ends(out) == processes.ends(straight(base, nproc))
 
 
-def test_a_closed_pipe_does_not_end_training(base: Path, tmp_path: Path) -> None:
+def test_a_closed_pipe_does_not_end_training(base, tmp_path):
     run = small.start(base / "schedule", tmp_path / "out")
     assert run.process.stdout is not None
     for _ in range(30):
@@ -107,7 +105,7 @@ def test_a_closed_pipe_does_not_end_training(base: Path, tmp_path: Path) -> None
     assert json.loads((tmp_path / "out" / "log.jsonl").read_text().splitlines()[-1])["event"] == "RunFinished"
 
 
-def test_stop_after_ends_as_a_signal_does_and_the_command_goes_on_to_the_same_bits(base: Path, tmp_path: Path) -> None:
+def test_stop_after_ends_as_a_signal_does_and_the_command_goes_on_to_the_same_bits(base, tmp_path):
     schedule, log = base / "schedule", Path()
     for time in (6, 15, 50, 250):
         out = tmp_path / str(time)

@@ -4,14 +4,13 @@ import json
 import subprocess
 import sys
 from datetime import datetime
-from pathlib import Path
 
 import caffe_parser
 import small
 from made_up_runs import report, rows
 
 
-def test_tables_need_no_torch_and_agree_with_what_was_printed(finished: Path) -> None:
+def test_tables_need_no_torch_and_agree_with_what_was_printed(finished):
     program = (
         "import sys; from stagerun.cli import main\n"
         "try: main()\nfinally: print([m for m in ('torch', 'numpy') if m in sys.modules])"
@@ -31,7 +30,7 @@ def test_tables_need_no_torch_and_agree_with_what_was_printed(finished: Path) ->
     assert rows(finished / "out", "--by", "run")[0]["state"] == "finished"
 
 
-def test_a_caffe_log_of_a_run_is_read_by_a_parser_of_caffes_lines(finished: Path) -> None:
+def test_a_caffe_log_of_a_run_is_read_by_a_parser_of_caffes_lines(finished):
     parsed = caffe_parser.parse(report(finished / "out", "--format", "caffe").stdout, datetime.now().year)
     events = [json.loads(line) for line in (finished / "out" / "log.jsonl").read_text().splitlines()]
     trained, tested = ([e for e in events if e["event"] == name] for name in ("Iterated", "Tested"))

@@ -29,7 +29,7 @@ def told(done: subprocess.CompletedProcess[str], code: int, *texts: str) -> None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_an_output_folder_of_somebody_else(base: Path, tmp_path: Path) -> None:
+def test_an_output_folder_of_somebody_else(base, tmp_path):
     program = (
         "import os, sys, stagerun.train.command; from stagerun.cli import main; from stagerun.language import load; "
         f"schedule = {str(base / 'schedule')!r}; sys.argv = ['stagerun', 'run', schedule, '--out', {str(tmp_path / 'o')!r}]; "
@@ -42,7 +42,7 @@ def test_an_output_folder_of_somebody_else(base: Path, tmp_path: Path) -> None:
     told(done, 77, "ask its owner for permission")
 
 
-def test_a_truncated_jpeg(base: Path, tmp_path: Path) -> None:
+def test_a_truncated_jpeg(base, tmp_path):
     ok, jpeg = cv2.imencode(".jpg", np.arange(784, dtype=np.uint8).reshape(28, 28))
     assert ok
     datum = caffe_pb2.Datum(encoded=True, data=jpeg.tobytes()[:-40], label=1).SerializeToString()
@@ -52,7 +52,7 @@ def test_a_truncated_jpeg(base: Path, tmp_path: Path) -> None:
     told(done, 65, "train_lmdb: record `00000017`: the image is cut off", "make the LMDB again")
 
 
-def test_a_label_out_of_range_met_in_training_is_reported_once_by_two_workers(base: Path, tmp_path: Path) -> None:
+def test_a_label_out_of_range_met_in_training_is_reported_once_by_two_workers(base, tmp_path):
     datum = caffe_pb2.Datum(channels=1, height=28, width=28, data=bytes(784), label=10).SerializeToString()
     records(tmp_path, tiny.TRAIN_IMAGES, 8, datum)  # preflight looks at 0, 19, 39, ...
     schedule = small.make_schedule(

@@ -3,7 +3,6 @@ before it was said what is to become of those stages."""
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import small
@@ -16,7 +15,7 @@ D = 'stage { name: "d" from: "main@5" solver: "cut.prototxt" }\n'
 
 
 @pytest.fixture(scope="module")
-def by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def by_two(tmp_path_factory):
     """whole/ of a trunk, a branch off it, what follows from that, and from the trunk's end, by two workers; out/, where the branch's
     start is gone; schedule/ with one more branch there."""
     folder = tmp_path_factory.mktemp("two")
@@ -30,9 +29,7 @@ def by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_piece_by_another_number_of_workers_is_refused_before_it_makes_a_finished_stage_stale(
-    by_two: Path, tmp_path: Path
-) -> None:
+def test_a_piece_by_another_number_of_workers_is_refused_before_it_makes_a_finished_stage_stale(by_two, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(by_two / "out", out)
     text = command("plan", by_two / "schedule", "--out", out)
@@ -53,7 +50,7 @@ def test_a_piece_by_another_number_of_workers_is_refused_before_it_makes_a_finis
 
 
 @pytest.mark.slow
-def test_the_ways_out_of_that_refusal_lead_to_the_end(by_two: Path, tmp_path: Path) -> None:
+def test_the_ways_out_of_that_refusal_lead_to_the_end(by_two, tmp_path):
     schedule = by_two / "schedule"
     outs = {name: tmp_path / name for name in ("two", "redo")}
     for out in outs.values():
@@ -79,9 +76,7 @@ def test_the_ways_out_of_that_refusal_lead_to_the_end(by_two: Path, tmp_path: Pa
 @pytest.mark.parametrize(("gone", "lost", "child", "like"), [
     ("main-00000008-a0001", "main", "end", "main-00000005-a0001"), ("c-00000002-a0001", "c", "on", "on-00000002-a0001"),
 ])  # fmt: skip
-def test_an_end_is_not_made_again_elsewhere_under_a_finished_stage(
-    by_two: Path, tmp_path: Path, gone: str, lost: str, child: str, like: str
-) -> None:
+def test_an_end_is_not_made_again_elsewhere_under_a_finished_stage(by_two, tmp_path, gone, lost, child, like):
     out = tmp_path / "out"
     shutil.copytree(by_two / "whole", out)
     shutil.rmtree(out / "snapshots" / gone)

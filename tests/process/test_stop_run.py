@@ -17,7 +17,7 @@ FOLDER_PREFIX = "stagerun-run-"
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary(tmp_path, monkeypatch):
     """Where the launcher and its workers meet."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     return tmp_path
@@ -42,7 +42,7 @@ def ended(run: processes.Run, temporary: Path) -> str:
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_from_the_first_instruction_on(base: Path, tmp_path: Path, temporary: Path, nproc: int) -> None:
+def test_from_the_first_instruction_on(base, tmp_path, temporary, nproc):
     run = small.start(base / "schedule", tmp_path / "out", nproc=nproc)
     until(run, lambda: answers(run.process.pid))
     os.kill(run.process.pid, signal.SIGTERM)
@@ -60,9 +60,7 @@ def test_from_the_first_instruction_on(base: Path, tmp_path: Path, temporary: Pa
         ("1.pid", signal.SIGINT),
     ],
 )
-def test_while_launcher_and_workers_start(
-    base: Path, tmp_path: Path, temporary: Path, moment: str, number: signal.Signals
-) -> None:
+def test_while_launcher_and_workers_start(base, tmp_path, temporary, moment, number):
     run = small.start(base / "schedule", tmp_path / "out", nproc=2)
     until(run, lambda: bool(list(temporary.glob(f"{FOLDER_PREFIX}*/{moment}"))))
     os.kill(run.process.pid, number)
@@ -79,7 +77,7 @@ def events(out: Path) -> list[str]:
     ]
 
 
-def test_an_iteration_that_has_just_started_is_broken_off(base: Path, tmp_path: Path, temporary: Path) -> None:
+def test_an_iteration_that_has_just_started_is_broken_off(base, tmp_path, temporary):
     """It would take half an hour."""
     words = ("--set", "init.batch_size=400000", "--set", "init.max_iter=6", "--grace", "10m")
     run = small.start(base / "schedule", tmp_path / "out", *words)
@@ -95,7 +93,7 @@ def test_an_iteration_that_has_just_started_is_broken_off(base: Path, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_several_signals_are_one_request(base: Path, tmp_path: Path, temporary: Path, nproc: int) -> None:
+def test_several_signals_are_one_request(base, tmp_path, temporary, nproc):
     out = tmp_path / "out"
     words = ["run", base / "schedule", "--out", out, "--nproc", nproc, "--threads", 1, *small.ENDLESS]
     # With threads of numpy's library in the launcher, which it has before it blocks any signal.
@@ -109,7 +107,7 @@ def test_several_signals_are_one_request(base: Path, tmp_path: Path, temporary: 
 
 
 @pytest.mark.slow
-def test_hangup_does_not_stop_a_run_under_nohup(base: Path, tmp_path: Path, temporary: Path) -> None:
+def test_hangup_does_not_stop_a_run_under_nohup(base, tmp_path, temporary):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         run = small.start(base / "schedule", tmp_path / "out", nproc=2)
@@ -125,7 +123,7 @@ def test_hangup_does_not_stop_a_run_under_nohup(base: Path, tmp_path: Path, temp
 
 @pytest.mark.parametrize("command", ["plan", "rehearse"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_other_commands_are_interrupted(base: Path, tmp_path: Path, command: str, number: signal.Signals) -> None:
+def test_other_commands_are_interrupted(base, tmp_path, command, number):
     code, text = 0, ""
     for _ in range(30):
         run = processes.Run([command, str(base / "schedule"), "--out", str(tmp_path / "out")]).start()

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from facade import ExitCode, FolderInUseError, StagerunError, this_process
@@ -40,7 +39,7 @@ def child(work: Callable[[Callable[[str], object]], object]) -> Iterator[tuple[i
             os.waitpid(pid, 0)
 
 
-def test_a_stopped_process_that_wakes_up_publishes_nothing(out: Path) -> None:
+def test_a_stopped_process_that_wakes_up_publishes_nothing(out):
     def work(say: Callable[[str], object]) -> None:
         one = Lease(LocalDisk(), out, LocalDisk(), replace(NODE7, pid=os.getpid()), beat_s=0.005)
         one.wait(False, print)
@@ -70,7 +69,7 @@ def test_a_stopped_process_that_wakes_up_publishes_nothing(out: Path) -> None:
     assert os.listdir(out / "snapshots") == [name] and life(out, 1).code is None
 
 
-def test_without_locks_a_dead_process_of_this_machine_is_not_waited_for(out: Path, no_locks: None) -> None:
+def test_without_locks_a_dead_process_of_this_machine_is_not_waited_for(out, no_locks):
     with child(lambda say: say(str(this_process().born)) and signal.pause()) as (pid, said):
         born = int(said())
     for dead in (
@@ -85,7 +84,7 @@ def test_without_locks_a_dead_process_of_this_machine_is_not_waited_for(out: Pat
     assert HERE.alive()
 
 
-def test_a_second_process_is_refused_with_the_holders_name(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_with_the_holders_name(tmp_path):
     def holds(say: Callable[[str], object]) -> None:
         lock = Lock(tmp_path)
         lock.acquire()
@@ -108,7 +107,7 @@ def test_a_second_process_is_refused_with_the_holders_name(tmp_path: Path) -> No
         pass
 
 
-def test_the_lock_dies_with_its_process_though_a_forked_worker_lives_on(tmp_path: Path) -> None:
+def test_the_lock_dies_with_its_process_though_a_forked_worker_lives_on(tmp_path):
     def holds(say: Callable[[str], object]) -> None:
         with Lock(tmp_path):
             if os.fork() == 0:
@@ -123,7 +122,7 @@ def test_the_lock_dies_with_its_process_though_a_forked_worker_lives_on(tmp_path
         os.kill(worker, signal.SIGKILL)  # it lived
 
 
-def test_a_program_started_meanwhile_does_not_hold_it(tmp_path: Path) -> None:
+def test_a_program_started_meanwhile_does_not_hold_it(tmp_path):
     with Lock(tmp_path):
         other = subprocess.Popen(["sleep", "60"], close_fds=False)
     try:

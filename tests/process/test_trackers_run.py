@@ -19,7 +19,7 @@ INIT = 'base_lr: 0.1 lr_policy: "poly" power: 1 max_iter: 60 test_interval: 7 sn
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     base = tmp_path_factory.mktemp("trackers")
     tiny.make_data(base / "data")
     small.make_schedule(base / "schedule", base / "data", init=INIT)
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def other(tmp_path: Path) -> dict[str, str]:
+def other(tmp_path):
     """An environment in which one is installed: the manual's example, and two that fail."""
     info = tmp_path / "site" / "lab_notes-1.0.dist-info"
     info.mkdir(parents=True)
@@ -76,7 +76,7 @@ def require_notes(out: Path, lines: int) -> None:
         assert [one for one in shown if one[0] in {each[0] for each in expected}] == expected
 
 
-def test_a_run_that_was_killed_twice_is_shown_once(folder: Path, tmp_path: Path, other: dict[str, str]) -> None:
+def test_a_run_that_was_killed_twice_is_shown_once(folder, tmp_path, other):
     """The first kill takes the tracker's process, too. It is that of the manual's example."""
     assert "notes: of the package lab-notes." in " ".join(small.stagerun("run", "--help", env=other).stdout.split())
     rng, out, words = random.Random(1), tmp_path / "out", ("--retry", "--log", "notes")
@@ -95,7 +95,7 @@ def test_a_run_that_was_killed_twice_is_shown_once(folder: Path, tmp_path: Path,
     assert (out / "trackers" / "notes.txt").read_text().endswith("finished\n")
 
 
-def test_wandb_without_a_network(folder: Path, tmp_path: Path) -> None:
+def test_wandb_without_a_network(folder, tmp_path):
     pytest.importorskip("wandb")
     folders = {name: str(tmp_path / name) for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR")}
     env = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", **folders}
@@ -107,7 +107,7 @@ def test_wandb_without_a_network(folder: Path, tmp_path: Path) -> None:
     assert len(files) == 2 and all(file.stat().st_size for file in files)
 
 
-def test_one_that_hangs_or_raises_costs_a_warning(folder: Path, tmp_path: Path, other: dict[str, str]) -> None:
+def test_one_that_hangs_or_raises_costs_a_warning(folder, tmp_path, other):
     words = ["--grace", "8s", "--log", "hanging", "--log", "raising"]
     run = small.start(folder / "schedule", tmp_path / "out", *words, environment=other)
     code, said = run.wait(120)

@@ -24,7 +24,7 @@ def with_data(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_case(path: Path, tmp_path: Path) -> None:
+def test_case(path, tmp_path):
     contract.check(path, tmp_path, command, with_data)
 
 

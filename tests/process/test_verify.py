@@ -24,7 +24,7 @@ PLACES = 4  # of the ten that can be drawn: init 2 4 6, cyc1 2 4 5, collapse 2 3
 
 
 @pytest.fixture(scope="module")
-def audited(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def audited(base, tmp_path_factory):
     """A run of one worker that was stopped amid its first stage and continued with two, and has no snapshot of that moment."""
     out = tmp_path_factory.mktemp("audited") / "out"
     stopped = small.run(base / "schedule", out, *AUDIT, fault="kill@95")
@@ -46,7 +46,7 @@ def verify(base: Path, out: Path, *words: object, env: dict[str, str] | None = N
     return done.returncode, json.loads(done.stdout)
 
 
-def test_a_run_that_was_killed_and_went_on_with_other_workers_is_proven(base: Path, audited: Path) -> None:
+def test_a_run_that_was_killed_and_went_on_with_other_workers_is_proven(base, audited):
     before = sorted(audited.rglob("*"))
     code, found = verify(base, audited, "--proofs", PLACES)
     assert (code, found["verdict"], found["wrong"]) == (0, "BIT-EXACT", [])
@@ -55,7 +55,7 @@ def test_a_run_that_was_killed_and_went_on_with_other_workers_is_proven(base: Pa
     assert sorted(audited.rglob("*")) == before, "nothing is written"
 
 
-def test_on_another_processor_it_is_not_comparable_and_without_training_consistent(base: Path, audited: Path) -> None:
+def test_on_another_processor_it_is_not_comparable_and_without_training_consistent(base, audited):
     env = {**os.environ, "OMP_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "default"}
     code, found = verify(base, audited, "--proofs", 1, env=env)
     assert (code, found["verdict"], found["wrong"]) == (0, "NOT COMPARABLE", [])
@@ -64,9 +64,7 @@ def test_on_another_processor_it_is_not_comparable_and_without_training_consiste
     assert (code, found["verdict"], found["trained"]) == (0, "CONSISTENT", 0)
 
 
-def test_a_proof_that_is_missing_is_found_and_one_that_a_kill_tore_is_not(
-    base: Path, audited: Path, tmp_path: Path
-) -> None:
+def test_a_proof_that_is_missing_is_found_and_one_that_a_kill_tore_is_not(base, audited, tmp_path):
     out = Path(shutil.copytree(audited, tmp_path / "out"))
     lines = (out / "log.jsonl").read_text().splitlines(keepends=True)
     proofs = {(e["stage"], e["iter"]): n for n, line in enumerate(lines) if (e := json.loads(line))["event"] == "Proof"}
@@ -86,7 +84,7 @@ def test_a_proof_that_is_missing_is_found_and_one_that_a_kill_tore_is_not(
     assert without(*range(torn + 1, again)) == []
 
 
-def test_nothing_is_left_of_one_that_is_interrupted(base: Path, audited: Path, tmp_path: Path) -> None:
+def test_nothing_is_left_of_one_that_is_interrupted(base, audited, tmp_path):
     words = ["verify", base / "schedule", "--out", audited, *AUDIT, "--nproc", 2, "--proofs", 1]
     run = processes.Run([str(word) for word in words], {"TMPDIR": str(tmp_path)}).start()
     end = time.monotonic() + 300
@@ -99,7 +97,7 @@ def test_nothing_is_left_of_one_that_is_interrupted(base: Path, audited: Path, t
     assert run.gone() and not list(tmp_path.iterdir())
 
 
-def test_the_output_folder_alone_is_enough(base: Path, audited: Path, tmp_path: Path) -> None:
+def test_the_output_folder_alone_is_enough(base, audited, tmp_path):
     done = small.stagerun("verify", audited, "--proofs", 1)
     assert done.returncode == 0 and "\nBIT-EXACT: 14 proofs chained" in done.stdout, done.stdout + done.stderr
     # A network of one's own is run only if asked to.
@@ -117,7 +115,7 @@ def test_the_output_folder_alone_is_enough(base: Path, audited: Path, tmp_path: 
     assert done.returncode == 0 and "\nBIT-EXACT: 4 proofs chained" in done.stdout, done.stdout + done.stderr
 
 
-def test_what_redo_has_replaced_is_passed_over(base: Path, audited: Path, tmp_path: Path) -> None:
+def test_what_redo_has_replaced_is_passed_over(base, audited, tmp_path):
     """The old ends of stages whose parent was trained again are there, too, and of no proof."""
     out, words = tmp_path / "out", ("--set", "cyc1.weight_decay=0.01")
     shutil.copytree(audited, out)
@@ -128,7 +126,7 @@ def test_what_redo_has_replaced_is_passed_over(base: Path, audited: Path, tmp_pa
     assert (code, found["verdict"], found["wrong"]) == (0, "CONSISTENT", [])
 
 
-def test_a_stage_that_was_given_another_name_is_proven(base: Path, tmp_path: Path) -> None:
+def test_a_stage_that_was_given_another_name_is_proven(base, tmp_path):
     folder, out = small.make_schedule(tmp_path / "schedule", base / "data"), tmp_path / "out"
     assert small.run(folder, out, *AUDIT, fault="kill@95").returncode != 0
     assert {e["stage"] for e in events(out, "Proof")} == {"init"} and list((out / "snapshots").glob("init-*"))
@@ -153,7 +151,7 @@ def test_a_stage_that_was_given_another_name_is_proven(base: Path, tmp_path: Pat
         assert proven.returncode == 0 and "\nCONSISTENT" in proven.stdout, proven.stdout + proven.stderr
 
 
-def test_one_changed_digest_in_the_log_is_found(base: Path, audited: Path, tmp_path: Path) -> None:
+def test_one_changed_digest_in_the_log_is_found(base, audited, tmp_path):
     out = Path(shutil.copytree(audited, tmp_path / "out"))
     lines = (out / "log.jsonl").read_text().splitlines(keepends=True)
     at = max(n for n, line in enumerate(lines) if '"Proof"' in line and '"cyc1"' in line)
@@ -172,9 +170,7 @@ def test_one_changed_digest_in_the_log_is_found(base: Path, audited: Path, tmp_p
     assert nowhere.returncode == 64 and "has no log of a run" in nowhere.stderr
 
 
-def test_one_changed_bit_of_a_snapshot_with_a_mended_manifest_is_found(
-    base: Path, audited: Path, tmp_path: Path
-) -> None:
+def test_one_changed_bit_of_a_snapshot_with_a_mended_manifest_is_found(base, audited, tmp_path):
     out = Path(shutil.copytree(audited, tmp_path / "out"))
     (snapshot,) = (out / "snapshots").glob("early-00000003-*")
     forged = Forged(snapshot, tmp_path, random.Random(1))

@@ -12,7 +12,7 @@ LENGTH = 10
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     return make_data(tmp_path_factory.mktemp("data") / "lmdb", POISON)
 
 
@@ -22,7 +22,7 @@ def verdict(folder: Path, out: Path, *words: object) -> tuple[int, str, object, 
     return done.returncode, found["verdict"], found["trained"], found["wrong"]
 
 
-def test_a_run_that_went_back_and_left_images_out_is_proven(tmp_path: Path, data: Path) -> None:
+def test_a_run_that_went_back_and_left_images_out_is_proven(tmp_path, data):
     audit = f"max_iter: {LENGTH} audit_param {{ proof_iter: 2 }}"
     folder, out = make_schedule(tmp_path / "s", data, "on_nan: ROLLBACK snapshot: 4", main=audit), tmp_path / "out"
     done = small.run(folder, out)
@@ -35,7 +35,7 @@ def test_a_run_that_went_back_and_left_images_out_is_proven(tmp_path: Path, data
     assert wrong[0] == "snapshot main-00000008-a0001 has gone back 1 time (`on_nan`), and the log says 0"
 
 
-def test_a_run_that_skipped_iterations_is_proven(tmp_path: Path, data: Path) -> None:
+def test_a_run_that_skipped_iterations_is_proven(tmp_path, data):
     audit = f"max_iter: {LENGTH} audit_param {{ proof_iter: 5 }}"
     folder, out = make_schedule(tmp_path / "s", data, "on_nan: SKIP snapshot: 5", main=audit), tmp_path / "out"
     done = small.run(folder, out)

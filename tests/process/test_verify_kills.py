@@ -19,7 +19,7 @@ def verdict(tmp_path: Path, *more: object) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.smoke
-def test_killed_once_it_is_bit_exact(base: Path, tmp_path: Path) -> None:
+def test_killed_once_it_is_bit_exact(base, tmp_path):
     code, found = verdict(tmp_path, base / "schedule", "--nproc", 1, "--kills", 1, "--iters", 2)
     assert (code, found["verdict"], found["different"]) == (0, "BIT-EXACT", [])
     assert any(life["resumed"] for life in found["lives"]) and any(life["hit"] for life in found["lives"])
@@ -27,7 +27,7 @@ def test_killed_once_it_is_bit_exact(base: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_and_stopped_with_other_workers_each_time_it_is_bit_exact(base: Path, tmp_path: Path) -> None:
+def test_killed_and_stopped_with_other_workers_each_time_it_is_bit_exact(base, tmp_path):
     elastic = ("--set", "determinism=ELASTIC", "--nproc", 2, "--then-workers", 1)
     code, found = verdict(tmp_path, base / "schedule", *elastic, "--kills", 2, "--iters", 2, "--synthetic")
     assert (code, found["verdict"], found["promised"], found["different"]) == (0, "BIT-EXACT", True, [])
@@ -39,7 +39,7 @@ def test_killed_and_stopped_with_other_workers_each_time_it_is_bit_exact(base: P
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_all_and_leaves_nothing(base: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_all_and_leaves_nothing(base, tmp_path):
     run = processes.Run(["verify", str(base / "schedule"), "--nproc", "2"], {"TMPDIR": str(tmp_path)}).start()
     while not list(tmp_path.glob("stagerun-verify-*/straight/log.jsonl")):
         assert run.process.poll() is None

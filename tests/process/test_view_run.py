@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,7 +58,7 @@ class Page:
 
 
 @pytest.fixture
-def pages() -> Iterator[list[Page]]:
+def pages():
     found: list[Page] = []
     yield found
     for page in found:
@@ -75,7 +75,7 @@ def run(folder: Path, *more: str) -> subprocess.Popen[bytes]:
     )
 
 
-def test_a_page_follows_a_run_that_is_killed_and_goes_on(tmp_path: Path, pages: list[Page]) -> None:
+def test_a_page_follows_a_run_that_is_killed_and_goes_on(tmp_path, pages):
     tiny.make_data(tmp_path)
     small.make_schedule(tmp_path / "dir", tmp_path)
     page = Page("dir", folder=tmp_path)
@@ -97,7 +97,7 @@ def test_a_page_follows_a_run_that_is_killed_and_goes_on(tmp_path: Path, pages: 
     assert code == 0 and "Traceback" not in said
 
 
-def test_ctrl_c_ends_it_at_once_with_a_page_open(tmp_path: Path, pages: list[Page]) -> None:
+def test_ctrl_c_ends_it_at_once_with_a_page_open(tmp_path, pages):
     solvers = Path(__file__).parents[2] / "solvers"
     page = Page(str(solvers / "resnet50_72ep"), folder=tmp_path)
     pages.append(page)

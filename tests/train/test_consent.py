@@ -111,7 +111,7 @@ class Stranger:
 
 
 @pytest.fixture
-def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stranger]:
+def stranger(tmp_path, monkeypatch):
     lures = tmp_path / "lures"
     (lures / "classes" / "a").mkdir(parents=True)
     images, labels = stored_help.pictures(6, 8, 8, 1, 10)
@@ -164,7 +164,7 @@ def texts_of(kind: Descriptor, seen: set[str]) -> Iterator[str]:
             yield from texts_of(field.message_type, seen)
 
 
-def test_each_text_of_the_language_is_in_the_table_or_inert(stranger: Stranger) -> None:
+def test_each_text_of_the_language_is_in_the_table_or_inert(stranger):
     fields = set(texts_of(SCHEDULE, set()))
     assert fields == NEEDED.keys() | INERT and not NEEDED.keys() & INERT
     stored = {field for field, _ in variants(stranger.schedule, "x")}
@@ -177,7 +177,7 @@ MAY: dict[Consent | None, set[str]] = {Consent.IMAGES: {"eval", "predict", "veri
 
 
 @pytest.mark.parametrize("lure", ["lmdb", "file", "lure_code:build", "lure_code.py:build"])
-def test_no_recipe_runs_or_opens_what_it_names(stranger: Stranger, lure: str) -> None:
+def test_no_recipe_runs_or_opens_what_it_names(stranger, lure):
     named = lure if ":" in lure else str(stranger.lures / lure)
     read = set()
     for field, schedule in variants(stranger.schedule, named):
@@ -204,7 +204,7 @@ def test_no_recipe_runs_or_opens_what_it_names(stranger: Stranger, lure: str) ->
 @pytest.mark.parametrize(
     "args", ["checkpoint_path", "pretrained_cfg", "cache_dir", "pretrained_cfg_overlay", "anything"]
 )
-def test_timm_is_called_with_listed_arguments_alone(tmp_path: Path, stranger: Stranger, args: str) -> None:
+def test_timm_is_called_with_listed_arguments_alone(tmp_path, stranger, args):
     timm = stored_help.make_schedule(tmp_path / "timm", 'name: "timm/test_resnet" num_classes: 10 channels: 1', "")
     snapshot = stored_help.make_snapshot(tmp_path / "of_timm", timm)
     other = replace(stranger, out=snapshot.parents[1], snapshot=snapshot, schedule=timm)
@@ -220,7 +220,7 @@ def test_timm_is_called_with_listed_arguments_alone(tmp_path: Path, stranger: St
     assert args != "checkpoint_path" or f"open {stranger.lures / 'file'}" in _touched, "with consent it is opened"
 
 
-def test_with_consent_each_network_and_loss_has_its_code(stranger: Stranger) -> None:
+def test_with_consent_each_network_and_loss_has_its_code(stranger):
     """The loss of one's own, and a network that a function of a package makes."""
     own = replace(stranger.schedule.model, name="lure_code:build", moving_average_fraction=None, eps=None)
     loss = recipe.Loss(type=recipe.LossType.PYTHON, function="lure_code.py:build")
@@ -232,7 +232,7 @@ def test_with_consent_each_network_and_loss_has_its_code(stranger: Stranger) -> 
     assert _touched == []
 
 
-def test_nets_of_caffe_in_a_recipe_open_nothing(stranger: Stranger) -> None:
+def test_nets_of_caffe_in_a_recipe_open_nothing(stranger):
     file = stranger.lures / "file"
     data = f'layer {{ name: "d" type: "Data" top: "data" data_param {{ source: "{file}" }} transform_param {{ mean_file: "{file}" }} }}'
     own = 'python_param { module: "lure_code" layer: "build" }'
@@ -245,7 +245,7 @@ def test_nets_of_caffe_in_a_recipe_open_nothing(stranger: Stranger) -> None:
         assert not any(touched for _, _, touched in stranger.tried().values()), layers
 
 
-def test_links_in_a_snapshot_are_not_followed(stranger: Stranger) -> None:
+def test_links_in_a_snapshot_are_not_followed(stranger):
     (stranger.lures / "recipe.prototxt").write_bytes((stranger.snapshot / "recipe.prototxt").read_bytes())
     for name in ("recipe.prototxt", "model.safetensors", "MANIFEST.json"):
         kept = (stranger.snapshot / name).read_bytes()
@@ -258,7 +258,7 @@ def test_links_in_a_snapshot_are_not_followed(stranger: Stranger) -> None:
         (stranger.snapshot / name).write_bytes(kept)
 
 
-def test_nothing_is_written_to_the_scratch_of_a_recipe(stranger: Stranger) -> None:
+def test_nothing_is_written_to_the_scratch_of_a_recipe(stranger):
     """Where the images are a folder of class folders, `eval` imports them, into the output folder."""
     val = replace(stranger.schedule.data.val[0], path=str(stranger.out.parent / "classes"))
     (stranger.lures / "classes").rename(val.path)
@@ -270,7 +270,7 @@ def test_nothing_is_written_to_the_scratch_of_a_recipe(stranger: Stranger) -> No
     assert list((stranger.out / "data").iterdir()), found["eval"]
 
 
-def test_a_log_opens_nothing_that_it_names(stranger: Stranger) -> None:
+def test_a_log_opens_nothing_that_it_names(stranger):
     kinds = sorted(get_args(Event), key=lambda kind: kind is not RunStarted)
     for lure in (str(stranger.lures / "file"), str(stranger.lures / "lmdb"), "../../lures/file", "lure_code:build"):
         lines = [{"time": 1.0, "event": kind.__name__, **event_with(kind, lure)} for kind in kinds]
@@ -308,9 +308,7 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("model, solver", SCHEDULES.values(), ids=SCHEDULES)
-def test_what_looks_at_a_schedule_runs_none_of_its_code(
-    stranger: Stranger, tmp_path: Path, model: str, solver: str
-) -> None:
+def test_what_looks_at_a_schedule_runs_none_of_its_code(stranger, tmp_path, model, solver):
     """Its Python is read; a command that trains runs it. An editor looks at it at each key."""
     folder = tmp_path / "dir"
     text = stored_help.SCHEDULE.format(model=model, solver=solver, data=tmp_path / "lmdb", images=6, val="")

@@ -39,14 +39,14 @@ SOLVER_TEXT = "snapshot: 3 ema_decay: 0.9"
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     return make_data(tmp_path_factory.mktemp("data") / "lmdb")
 
 
 # -- digests
 
 
-def test_every_bit_and_its_place_count() -> None:
+def test_every_bit_and_its_place_count():
     tensor = torch.arange(1.0, 101.0)
     bits = tensor.view(torch.int32)
     known = {digest(tensor)}
@@ -59,7 +59,7 @@ def test_every_bit_and_its_place_count() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.int64])
-def test_the_memory_format_does_not_count(dtype: torch.dtype) -> None:
+def test_the_memory_format_does_not_count(dtype):
     tensor = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5).to(dtype)
     assert digest(tensor) == digest(tensor.to(memory_format=torch.channels_last))
     assert digest(torch.tensor(3).to(dtype)) == digest(torch.tensor([3]).to(dtype))
@@ -114,9 +114,7 @@ def saved(out: Path) -> list[int]:
     ],
     ids=["weight", "momentum", "statistics", "average"],
 )
-def test_a_flipped_bit_is_found_and_nothing_of_it_kept(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable, name: str, workers: int
-) -> None:
+def test_a_flipped_bit_is_found_and_nothing_of_it_kept(data, tmp_path, monkeypatch, harm, name, workers):
     schedule = make_schedule(tmp_path / "s", data, SOLVER_TEXT)
     found = corrupted(monkeypatch, harm, {1})
     with pytest.raises(StagerunError) as caught:
@@ -128,9 +126,7 @@ def test_a_flipped_bit_is_found_and_nothing_of_it_kept(
     assert saved(tmp_path / "out") == [3]
 
 
-def test_what_ranks_of_one_replica_hold_is_compared_where_the_average_does_not_show_it(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_ranks_of_one_replica_hold_is_compared_where_the_average_does_not_show_it(data, tmp_path, monkeypatch):
     """The first of them hands it in."""
     sync = "snapshot: 3 sync_param { method: LOCAL replicas: 2 period: 12 }"
     found = corrupted(monkeypatch, flip(weights, "conv1.weight"), {3})
@@ -142,9 +138,7 @@ def test_what_ranks_of_one_replica_hold_is_compared_where_the_average_does_not_s
 
 
 @pytest.mark.parametrize("stop_after, iter", [(8, 8), (None, 12)], ids=["stop", "end"])
-def test_also_at_a_stop_and_at_the_end_of_a_stage(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_after: int | None, iter: int
-) -> None:
+def test_also_at_a_stop_and_at_the_end_of_a_stage(data, tmp_path, monkeypatch, stop_after, iter):
     schedule = make_schedule(tmp_path / "s", data, "snapshot: 0")
     found = corrupted(monkeypatch, flip(weights, "conv1.weight"), {0})
     with pytest.raises(StagerunError) as caught:
@@ -155,7 +149,7 @@ def test_also_at_a_stop_and_at_the_end_of_a_stage(
     )
 
 
-def test_no_false_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_false_alarm(tmp_path, monkeypatch):
     """Stages with averaged weights, carried momentum, a branch, going back and a stop, on another number of workers than before."""
     spoiled = make_data(tmp_path / "lmdb", 50)
     stages = {
@@ -171,7 +165,7 @@ def test_no_false_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert set(found.values()) == {""} and len(found) >= 7
 
 
-def test_all_ranks_diverge_alike(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_diverge_alike(data, tmp_path, monkeypatch):
     """The same infinity everywhere is no difference; the ranks beside rank 0 find it."""
 
     def harm(state: TrainState) -> None:
@@ -186,14 +180,12 @@ def test_all_ranks_diverge_alike(data: Path, tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.fixture
-def unlike_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+def unlike_hosts(monkeypatch):
     monkeypatch.setattr(walk, "other_machines", lambda comm, device: "rank 1: instruction set DEFAULT")
 
 
 @pytest.mark.usefixtures("unlike_hosts")
-def test_ranks_that_do_not_compute_alike_are_warned_of(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_do_not_compute_alike_are_warned_of(data, tmp_path, monkeypatch):
     corrupted(monkeypatch, flip(weights, "conv1.weight"), {1})
     events = lives(make_schedule(tmp_path / "s", data, SOLVER_TEXT), tmp_path / "out", 2)
     warned = [e.text for e in events if isinstance(e, Note) and "different bits" in e.text]
@@ -201,9 +193,7 @@ def test_ranks_that_do_not_compute_alike_are_warned_of(
     assert saved(tmp_path / "out")[-1] == 12
 
 
-def test_what_a_lost_peer_keeps_from_being_compared_is_saved(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_lost_peer_keeps_from_being_compared_is_saved(data, tmp_path, monkeypatch):
     def gone(*rest: object) -> object:
         raise PeerError("gone")
 
@@ -233,7 +223,7 @@ if os.environ.get("RANK") == "1" and "stagerun.launch.watch.monitor" not in sys.
 
 
 @pytest.mark.process
-def test_a_launched_run_ends_with_80_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_a_launched_run_ends_with_80_and_goes_on_to_the_same_bits(tmp_path):
     tiny.make_data(tmp_path / "data")
     schedule = small.make_schedule(tmp_path / "schedule", tmp_path / "data")
     (tmp_path / "hook").mkdir()
@@ -254,9 +244,7 @@ def test_a_launched_run_ends_with_80_and_goes_on_to_the_same_bits(tmp_path: Path
 
 
 @pytest.mark.usefixtures("unlike_hosts")
-def test_among_unlike_hosts_rank_0_saves_nothing_that_is_not_finite(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_among_unlike_hosts_rank_0_saves_nothing_that_is_not_finite(data, tmp_path, monkeypatch):
     """There a difference is only warned of, and what the others have says nothing of what rank 0 has."""
 
     def harm(state: TrainState) -> None:
@@ -268,7 +256,7 @@ def test_among_unlike_hosts_rank_0_saves_nothing_that_is_not_finite(
     assert 3 not in saved(tmp_path / "out")
 
 
-def test_a_state_that_is_known_to_differ_is_not_saved_because_a_peer_is_lost() -> None:
+def test_a_state_that_is_known_to_differ_is_not_saved_because_a_peer_is_lost():
     class Alone(SoloComm):
         size = 2
 

@@ -2,7 +2,6 @@
 synchronisations, and the losses themselves."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from facade import Event, Iterated, Proof, RunFinished, SnapshotWritten, Synchronised, TestDue, Tested
@@ -44,7 +43,7 @@ def done(events: list[Event]) -> dict[str, Counter[object]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_due_where_a_run_stops_is_done_once(kind: str, data: Path, tmp_path: Path) -> None:
+def test_what_is_due_where_a_run_stops_is_done_once(kind, data, tmp_path):
     folder = make_schedule(tmp_path / "s", data, STAGES, main=LINE + KINDS[kind] + "\n")
     whole = go(folder, tmp_path / "whole", "keep_snapshots=20")
     assert {e.iter for e in of(whole, Tested)} >= {2, 4, 5}

@@ -26,7 +26,7 @@ END = 12
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     base = tmp_path_factory.mktemp("stops")
     tiny.make_data(base / "data")
     make(base / "schedule", base / "data", stages=TREE, **FILES)
@@ -34,7 +34,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(base: Path) -> list[Event]:
+def whole(base):
     """Of a run to the end, in out/."""
     return go(base / "schedule", base / "out")
 
@@ -43,7 +43,7 @@ def iterations(events: list[Event]) -> dict[str, int]:
     return {event.stage: event.iter for event in of(events, Iterated)}
 
 
-def test_a_stage_ends_where_it_gets_no_better_and_what_follows_starts_there(base: Path, whole: list[Event]) -> None:
+def test_a_stage_ends_where_it_gets_no_better_and_what_follows_starts_there(base, whole):
     events = whole
     assert iterations(events) == {"main": END, "next": 3, "branch": 3}
     finished = {event.stage: event for event in of(events, StageFinished)}
@@ -56,7 +56,7 @@ def test_a_stage_ends_where_it_gets_no_better_and_what_follows_starts_there(base
     assert of(go(base / "schedule", base / "out"), Iterated) == []
 
 
-def test_the_images_of_what_follows_go_on_where_the_stage_ended(base: Path, whole: list[Event], tmp_path: Path) -> None:
+def test_the_images_of_what_follows_go_on_where_the_stage_ended(base, whole, tmp_path):
     """As after a stage of as many iterations."""
     length = FILES["main"].replace("max_iter: 40", f"max_iter: {END}")
     short = make(tmp_path / "s", base / "data", stages=TREE, **{**FILES, "main": length.split("early_stop")[0] + "\n"})
@@ -70,9 +70,7 @@ def assert_same_ends(out: Path, there: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [1, 4, 8, 11, 12, 13])
-def test_stopped_anywhere_it_comes_to_the_same_decision_and_bits(
-    base: Path, whole: list[Event], tmp_path: Path, at: int
-) -> None:
+def test_stopped_anywhere_it_comes_to_the_same_decision_and_bits(base, whole, tmp_path, at):
     """Where the run is asked to stop right before an evaluation, that comes first when it goes on."""
 
     def stop(seen: list[Event]) -> bool:
@@ -83,7 +81,7 @@ def test_stopped_anywhere_it_comes_to_the_same_decision_and_bits(
     assert_same_ends(tmp_path / "out", base / "out")
 
 
-def test_without_its_last_snapshot_the_stage_ends_there_again(base: Path, whole: list[Event], tmp_path: Path) -> None:
+def test_without_its_last_snapshot_the_stage_ends_there_again(base, whole, tmp_path):
     shutil.copytree(base / "out", tmp_path / "out")
     for name in names(tmp_path / "out", "main-00000012"):
         shutil.rmtree(tmp_path / "out" / "snapshots" / name)
@@ -92,7 +90,7 @@ def test_without_its_last_snapshot_the_stage_ends_there_again(base: Path, whole:
     assert ids(tmp_path / "out") == ids(base / "out")
 
 
-def test_how_it_is_tested_is_part_of_what_the_stage_is(base: Path, whole: list[Event], tmp_path: Path) -> None:
+def test_how_it_is_tested_is_part_of_what_the_stage_is(base, whole, tmp_path):
     shutil.copytree(base / "out", tmp_path / "out")
     other = make(
         tmp_path / "s", base / "data", stages=TREE, **{**FILES, "main": FILES["main"].replace("val: 4", "val: 3")}
@@ -101,7 +99,7 @@ def test_how_it_is_tested_is_part_of_what_the_stage_is(base: Path, whole: list[E
         go(other, tmp_path / "out")
 
 
-def test_a_stage_that_gets_better_goes_on_to_its_end(base: Path, tmp_path: Path) -> None:
+def test_a_stage_that_gets_better_goes_on_to_its_end(base, tmp_path):
     better = STOPS.replace("base_lr: 0 ", "base_lr: 0.02 ").replace("min_delta: 10", "min_delta: 0").replace("40", "13")
     folder = make(tmp_path / "s", base / "data", stages='stage { name: "main" }\n', main=better)
     events = go(folder, tmp_path / "out")

@@ -39,7 +39,7 @@ TRUNK, FINES = 8, 5  # iterations
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     return nan_help.make_data(tmp_path_factory.mktemp("along") / "data")
 
 
@@ -51,7 +51,7 @@ def made(folder: Path, data: Path, *blocks: str, shared: str = "") -> Path:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+def base(tmp_path_factory, data):
     """s/, and out/ of a run that nothing interrupted."""
     base = tmp_path_factory.mktemp("base")
     nan_help.lives(made(base / "s", data, ALONG, FINE), base / "out")
@@ -69,7 +69,7 @@ def states(folder: Path, out: Path, *options: str) -> dict[str, State]:
     return {planned.stage.name: planned.state for planned in plan.stages}
 
 
-def test_the_start_is_what_the_decay_comes_to(base: Path, tmp_path: Path) -> None:
+def test_the_start_is_what_the_decay_comes_to(base, tmp_path):
     """In float64; with a rate of 0 weights stay what they started with. The decay reaches 0 at iteration 9, one step behind the last member."""
     nan_help.lives(base / "s", tmp_path / "out", 1, "fine.base_lr=0")
     three, five, seven = (weights(tmp_path / "out", "trunk", iter) for iter in (3, 5, 7))
@@ -85,7 +85,7 @@ def test_the_start_is_what_the_decay_comes_to(base: Path, tmp_path: Path) -> Non
     assert counted == {3 + FINES}, "statistics were taken over `batch_norm_iter` iterations"
 
 
-def test_what_members_need_is_kept_and_it_goes_on_behind_the_last_with_no_momentum(base: Path) -> None:
+def test_what_members_need_is_kept_and_it_goes_on_behind_the_last_with_no_momentum(base):
     found = store.inventory(store.LocalDisk(), base / "out")
     assert [ref.iter for ref in found.of("trunk")] == [3, 5, 7, 8], "keep_snapshots is 1"
     (fine,) = (planned for planned in make_plan(load(base / "s"), found).stages if planned.stage.name == "fine")
@@ -94,9 +94,7 @@ def test_what_members_need_is_kept_and_it_goes_on_behind_the_last_with_no_moment
 
 
 @pytest.mark.parametrize("workers, determinism", [(1, "FIXED"), (2, "ELASTIC")])
-def test_killed_and_stopped_anywhere_it_ends_in_the_same_bits(
-    base: Path, data: Path, tmp_path: Path, workers: int, determinism: str
-) -> None:
+def test_killed_and_stopped_anywhere_it_ends_in_the_same_bits(base, data, tmp_path, workers, determinism):
     """Killed before the stage's first snapshot, and after it; stopped in between."""
     folder = made(tmp_path / "s", data, ALONG, FINE, shared=f"determinism: {determinism}")
     nan_help.lives(folder, tmp_path / "whole")
@@ -121,16 +119,14 @@ def test_killed_and_stopped_anywhere_it_ends_in_the_same_bits(
     ],
     ids=lambda edit: edit[1] or "plain",
 )
-def test_another_average_makes_the_stage_stale_and_no_other(
-    base: Path, data: Path, tmp_path: Path, edit: tuple[str, str]
-) -> None:
+def test_another_average_makes_the_stage_stale_and_no_other(base, data, tmp_path, edit):
     folder = made(tmp_path / "s", data, ALONG.replace(*edit), FINE)
     assert states(folder, base / "out") == {"trunk": State.DONE, "fine": State.STALE}
     named = made(folder, data, ALONG.replace('"all"', '"mean"'), FINE.replace('"all"', '"mean"'))
     assert states(named, base / "out") == {"trunk": State.DONE, "fine": State.DONE}, "its name changes nothing"
 
 
-def test_members_thought_of_later_are_trained_again_up_to_there(data: Path, tmp_path: Path) -> None:
+def test_members_thought_of_later_are_trained_again_up_to_there(data, tmp_path):
     """In pieces of the trunk, before the stage that starts from them; with the bits that they would have had."""
     folder, out = tmp_path / "s", tmp_path / "out"
     nan_help.lives(made(folder, data), out)
@@ -143,7 +139,7 @@ def test_members_thought_of_later_are_trained_again_up_to_there(data: Path, tmp_
     assert all(np.array_equal(found[name], value) for name, value in whole.items())
 
 
-def test_a_damaged_member_is_set_aside_and_made_anew(base: Path, data: Path, tmp_path: Path) -> None:
+def test_a_damaged_member_is_set_aside_and_made_anew(base, data, tmp_path):
     folder, out = made(tmp_path / "s", data, ALONG), tmp_path / "out"
     nan_help.lives(folder, out)
     (snapshot,) = (out / "snapshots").glob("trunk-00000005-*")
@@ -159,7 +155,7 @@ def on_disk(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and file.name != "MANIFEST.json")
 
 
-def test_the_estimate_of_the_disk_has_what_a_run_writes_of_averages(base: Path, data: Path, tmp_path: Path) -> None:
+def test_the_estimate_of_the_disk_has_what_a_run_writes_of_averages(base, data, tmp_path):
     """Two averages, one of snapshots along the trunk: by a rehearsal, and by the snapshots of a half of it."""
     more = 'ensemble { name: "ends" members: ["trunk", "fine"] rule: WEIGHT_AVERAGE }\n'
     off = 'stage { name: "off" enabled: false solver_param { max_iter: 5 } }\n'
@@ -179,7 +175,7 @@ def test_the_estimate_of_the_disk_has_what_a_run_writes_of_averages(base: Path, 
     assert "; 1 average of weights" in " ".join(command("plan", base / "s", "--out", base / "out").split())
 
 
-def test_the_averaged_network_is_evaluated_and_exported_by_the_ensembles_name(base: Path, tmp_path: Path) -> None:
+def test_the_averaged_network_is_evaluated_and_exported_by_the_ensembles_name(base, tmp_path):
     """A result that does not count replaces the network, too; nothing else stays beside it."""
     out = tmp_path / "out"
     shutil.copytree(base / "out", out)
@@ -194,7 +190,7 @@ def test_the_averaged_network_is_evaluated_and_exported_by_the_ensembles_name(ba
     assert torch.load(file, weights_only=True)["fc.weight"].dtype is torch.float64
 
 
-def test_what_has_moved_is_not_evaluated_again(tmp_path: Path, data: Path) -> None:
+def test_what_has_moved_is_not_evaluated_again(tmp_path, data):
     """The folder of the schedule, with its images below it, and then the images alone."""
     folder, out = made(tmp_path / "s", Path("data"), ALONG), tmp_path / "out"
     shutil.copytree(data, folder / "data")
@@ -209,9 +205,7 @@ def test_what_has_moved_is_not_evaluated_again(tmp_path: Path, data: Path) -> No
     assert {type(e) for e in changed if isinstance(e, StageFinished | EnsembleTested)}
 
 
-def test_an_average_that_a_stage_keeps_beside_its_weights_makes_nothing_below_it_stale(
-    tmp_path: Path, data: Path
-) -> None:
+def test_an_average_that_a_stage_keeps_beside_its_weights_makes_nothing_below_it_stale(tmp_path, data):
     """What starts from it, or from an average of it and others, starts from its trained weights; another setting of it does."""
     ends = 'stage { name: "two" from: "trunk" solver_param { max_iter: 2 MORE } }\nensemble { name: "all" members: ["trunk", "two"] rule: WEIGHT_AVERAGE }\n'
     below = (

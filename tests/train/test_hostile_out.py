@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ STRANGER = 65534
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory):
     """A folder with a schedule `s`, its finished run `out`, and a file of the victim's."""
     base = tmp_path_factory.mktemp("base")
     data = make_data(base / "lmdb")
@@ -112,7 +112,7 @@ COMMANDS = {
 
 
 @pytest.fixture
-def alarmed() -> Iterator[None]:
+def alarmed():
     """An end to what hangs."""
 
     def late(*_: object) -> None:
@@ -125,7 +125,7 @@ def alarmed() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_every_command_says_what_is_wrong(what: str, finished: Path, tmp_path: Path, alarmed: None) -> None:
+def test_every_command_says_what_is_wrong(what, finished, tmp_path, alarmed):
     shutil.copytree(finished, tmp_path / "base")
     out, victim = tmp_path / "base" / "out", tmp_path / "base" / "victim"
     HOSTILE[what](out)
@@ -140,7 +140,7 @@ def test_every_command_says_what_is_wrong(what: str, finished: Path, tmp_path: P
     assert victim.read_text() == "the victim's file\n"
 
 
-def test_a_log_is_not_written_through_a_link(tmp_path: Path) -> None:
+def test_a_log_is_not_written_through_a_link(tmp_path):
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to("file")
     with pytest.raises(StorageError, match="is a link"):
@@ -149,7 +149,7 @@ def test_a_log_is_not_written_through_a_link(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="plants links as another user")
 @pytest.mark.parametrize("name", ["log.jsonl", "snapshots", "results", "tensorboard"])
-def test_a_run_writes_through_no_link_of_another_user(name: str, finished: Path, tmp_path: Path) -> None:
+def test_a_run_writes_through_no_link_of_another_user(name, finished, tmp_path):
     out, victim = tmp_path / "out", tmp_path / "victim"
     out.mkdir(mode=0o777)
     victim.mkdir()
@@ -166,7 +166,7 @@ def test_a_run_writes_through_no_link_of_another_user(name: str, finished: Path,
     [(zipfile.ZIP_DEFLATED, b"\0" * (1 << 26)), (zipfile.ZIP_STORED, b"]" * (3 << 20))],
     ids=["deflated", "long"],
 )
-def test_a_zip_that_unpacks_to_much_is_refused_first(how: int, data: bytes, tmp_path: Path, alarmed: None) -> None:
+def test_a_zip_that_unpacks_to_much_is_refused_first(how, data, tmp_path, alarmed):
     with zipfile.ZipFile(tmp_path / "w.pth", "w", how) as archive:
         archive.writestr("x/data.pkl", data)
     signal.alarm(2)
@@ -177,7 +177,7 @@ def test_a_zip_that_unpacks_to_much_is_refused_first(how: int, data: bytes, tmp_
     assert torch.equal(tensors_in((tmp_path / "plain.pth").read_bytes(), "plain.pth")["a"], torch.ones(2))
 
 
-def test_a_folder_that_is_removed_in_mid_run_is_said_to_be(finished: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_removed_in_mid_run_is_said_to_be(finished, tmp_path):
     def remove(event: Event) -> None:
         if isinstance(event, Iterated) and event.iter == 7:  # no snapshot is being written
             shutil.rmtree(tmp_path / "out")

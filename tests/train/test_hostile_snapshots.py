@@ -11,7 +11,6 @@ import resource
 import shutil
 import struct
 from pathlib import Path
-from typing import Any
 
 import audited
 import made_up_runs
@@ -29,7 +28,7 @@ MODEL = 'name: "resnet_small" num_classes: 10 channels: 1'
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     """out/: one snapshot of a network that nobody trained; dir/: its schedule."""
     base = tmp_path_factory.mktemp("hostile")
     schedule = stored_help.make_schedule(base / "dir", MODEL, "")
@@ -38,7 +37,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def snapshot(base: Path, tmp_path: Path) -> Path:
+def snapshot(base, tmp_path):
     shutil.copytree(base / "out", tmp_path / "out")
     (tmp_path / "outside").mkdir()
     return tmp_path / "out" / "snapshots" / "only-00000002-a0001"
@@ -75,7 +74,7 @@ def exported(snapshot: Path, old: str = "", new: str = "") -> str:
 
 
 @pytest.mark.slow
-def test_every_kind_of_hostile_snapshot_in_every_way(tmp_path: Path) -> None:
+def test_every_kind_of_hostile_snapshot_in_every_way(tmp_path):
     Half(tmp_path)
     found = hostile.load(tmp_path, 1, len(forging.ATTACKS))
     assert found["wrong"] == [] and found["events"] == []
@@ -85,7 +84,7 @@ def test_every_kind_of_hostile_snapshot_in_every_way(tmp_path: Path) -> None:
 # ---- sizes
 
 
-def test_a_file_of_100_gb_is_refused_by_its_size(base: Path, snapshot: Path) -> None:
+def test_a_file_of_100_gb_is_refused_by_its_size(base, snapshot):
     """Signed, and of the size it states: of holes. It is set aside, and training begins anew."""
     made = forged(snapshot)
     with open(snapshot / WEIGHTS, "ab") as file:
@@ -111,14 +110,12 @@ ENDLESS = [
 
 
 @pytest.mark.parametrize("old, new, said", ENDLESS)
-def test_a_recipe_of_an_endless_network_is_refused_before_it_is_built(
-    snapshot: Path, old: str, new: str, said: str
-) -> None:
+def test_a_recipe_of_an_endless_network_is_refused_before_it_is_built(snapshot, old, new, said):
     assert said in exported(snapshot, old, new)
     assert "must be" not in said or said in stored_help.stagerun("diff", snapshot, snapshot).stderr
 
 
-def test_a_recipe_of_a_larger_network_than_the_weights_can_be_is_refused_unbuilt(snapshot: Path) -> None:
+def test_a_recipe_of_a_larger_network_than_the_weights_can_be_is_refused_unbuilt(snapshot):
     """That of 638 million numbers would take 2.6 GB to be made."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     said = exported(snapshot, 'name: "resnet_small"', 'name: "regnet_y_128gf"')
@@ -130,7 +127,7 @@ def test_a_recipe_of_a_larger_network_than_the_weights_can_be_is_refused_unbuilt
 # ---- tensors and the state
 
 
-def test_headers_are_bounded_and_numbers_of_another_kind_refused() -> None:
+def test_headers_are_bounded_and_numbers_of_another_kind_refused():
     """`copy_` would take them, and round."""
     with pytest.raises(ValueError, match="header"):
         decode(struct.pack("<Q", 5_000_000) + b" " * 5_000_000)
@@ -150,7 +147,7 @@ def test_headers_are_bounded_and_numbers_of_another_kind_refused() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_state_that_no_run_writes_is_passed_over(base: Path, snapshot: Path, fields: dict[str, Any]) -> None:
+def test_a_state_that_no_run_writes_is_passed_over(base, snapshot, fields):
     made = forged(snapshot)
     made.state(**fields)
     made.finish()
@@ -162,7 +159,7 @@ def test_a_state_that_no_run_writes_is_passed_over(base: Path, snapshot: Path, f
 # ---- foreign ones
 
 
-def test_a_newer_format_is_refused_and_named(base: Path, snapshot: Path) -> None:
+def test_a_newer_format_is_refused_and_named(base, snapshot):
     made = forged(snapshot)
     made.body["format"] = 7
     made.finish()
@@ -174,7 +171,7 @@ def test_a_newer_format_is_refused_and_named(base: Path, snapshot: Path) -> None
     assert snapshot.exists(), "it is somebody's, and stays"
 
 
-def test_weights_of_another_network_under_this_recipe_are_refused(base: Path, snapshot: Path) -> None:
+def test_weights_of_another_network_under_this_recipe_are_refused(base, snapshot):
     """Signed, of a fitting size, and not this network's."""
     made = forged(snapshot)
     header, body = forging.header_of(made.read(WEIGHTS))
@@ -184,7 +181,7 @@ def test_weights_of_another_network_under_this_recipe_are_refused(base: Path, sn
     assert "does not fit network `resnet_small`" in exported(snapshot)
 
 
-def test_a_whole_number_of_the_identity_that_is_none(snapshot: Path) -> None:
+def test_a_whole_number_of_the_identity_that_is_none(snapshot):
     (ref,) = store.inventory(DISK, snapshot.parents[1]).snapshots
     assert ref.whole("solver.max_iter", 0) == 3 and ref.whole("nothing", 7) == 7
     for text in ("x", "-1", "9" * 5000, "٣", ""):
@@ -196,7 +193,7 @@ def test_a_whole_number_of_the_identity_that_is_none(snapshot: Path) -> None:
 # ---- no clocks
 
 
-def test_what_is_newest_is_told_by_attempt_and_serial_whatever_the_clock_says(tmp_path: Path) -> None:
+def test_what_is_newest_is_told_by_attempt_and_serial_whatever_the_clock_says(tmp_path):
     store.prepare(DISK, tmp_path)
 
     def commit(stage: str, attempt: int, serial: int, parent: str = "") -> SnapshotRef:
@@ -221,9 +218,7 @@ def test_what_is_newest_is_told_by_attempt_and_serial_whatever_the_clock_says(tm
 
 
 @pytest.mark.parametrize("file", ["MANIFEST.json", "state.json"])
-def test_a_snapshot_without_permission_is_named_by_who_looks_and_stops_who_trains(
-    base: Path, snapshot: Path, file: str
-) -> None:
+def test_a_snapshot_without_permission_is_named_by_who_looks_and_stops_who_trains(base, snapshot, file):
     """As root these tests could read anything."""
     out = snapshot.parents[1]
     newer = stored_help.make_snapshot(out, stored_help.load(base / "dir"), iter=3)

@@ -51,7 +51,7 @@ def iterations(method: Method, memory: Memory, every: int, whole: bool = False, 
 @pytest.mark.parametrize("memory", Memory)
 @pytest.mark.parametrize("whole", [False, True], ids=["layer-wise", "entire model"])
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.value)
-def test_norms_are_those_of_what_was_sent_and_of_what_was_not(method: Method, whole: bool, memory: Memory) -> None:
+def test_norms_are_those_of_what_was_sent_and_of_what_was_not(method, whole, memory):
     residual = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
     for done in iterations(method, memory, every=1, whole=whole):
         c = {name: done.gradients[name].double() + residual[name] for name in SHAPES}
@@ -73,7 +73,7 @@ def test_norms_are_those_of_what_was_sent_and_of_what_was_not(method: Method, wh
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.value)
-def test_bytes_are_those_of_the_operator(method: Method) -> None:
+def test_bytes_are_those_of_the_operator(method):
     (done,) = iterations(method, KNOWN[method].memory, every=1, count=1)
     for item in done.items:
         shape = torch.Size(SHAPES[item.name])
@@ -86,7 +86,7 @@ def test_bytes_are_those_of_the_operator(method: Method) -> None:
 
 @pytest.mark.parametrize("memory", Memory)
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.value)
-def test_to_look_changes_no_bit(method: Method, memory: Memory) -> None:
+def test_to_look_changes_no_bit(method, memory):
     seen, unseen = iterations(method, memory, every=2, count=4), iterations(method, memory, every=0, count=4)
     assert [bool(done.items) for done in seen] == [False, True, False, True], "the second and the fourth are due"
     assert not any(done.items for done in unseen)

@@ -1,9 +1,6 @@
 """`stagerun verify DIR`: what it compares, and that it finds different what is. Its runs: tests/process/test_verify_kills.py; what it refuses:
 tests/cases/verify.txt."""
 
-from pathlib import Path
-
-import pytest
 from click.testing import CliRunner
 from facade import RunStarted, StageStarted
 
@@ -14,14 +11,14 @@ from stagerun.tools.verify.command import VerifyOptions
 from stagerun.tools.verify.kills import End, Life, Verdict, render, resumed
 
 
-def test_it_is_not_for_a_launcher(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_not_for_a_launcher(base, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     done = CliRunner().invoke(main, ["verify", str(base / "schedule")])
     assert done.exit_code == 64 and "run it once, without a launcher" in done.output
 
 
-def test_the_schedule_is_saved_inside_its_stages_and_adds_up_several_device_batches(base: Path) -> None:
+def test_the_schedule_is_saved_inside_its_stages_and_adds_up_several_device_batches(base):
     of = load(str(base / "schedule"))
     assert [enough_logical_workers(of, n) for n in (1, 2, 3, 4)] == [2, 3, 4, 4]
     for stage in interruptible(of, 6, 3, None).stages:
@@ -29,7 +26,7 @@ def test_the_schedule_is_saved_inside_its_stages_and_adds_up_several_device_batc
         assert stage.solver.logical_workers == 3 and stage.solver.test_interval
 
 
-def test_a_life_that_began_from_the_seed_resumed_nothing() -> None:
+def test_a_life_that_began_from_the_seed_resumed_nothing():
     about = {"schedule": "s", "out": "out", "workers": 1, "device": "cpu", "threads": 1, "stages": ("a", "b")}
     started = RunStarted(**about, iterations=3, iterations_left=3, version="0")
 
@@ -42,7 +39,7 @@ def test_a_life_that_began_from_the_seed_resumed_nothing() -> None:
     assert not resumed([started])
 
 
-def test_what_differs_is_told() -> None:
+def test_what_differs_is_told():
     lives = [Life(2, "", False, "SIGKILL to rank 0", 69), Life(2, "init-2", True, "", 0)]
     ends = End(2, "a" * 64, ()), End(2, "b" * 64, ())
     found = Verdict("s", "DIFFERENT", True, lives, {"init": ends}, {"device": "cpu"}, ["init"])

@@ -23,7 +23,7 @@ from facade import (
 from stagerun.data.index import Facts, Index
 from stagerun.data.loaders import RectangularLoader, centre, crop_of, evenly
 from stagerun.train import images
-from tests.help import made_schedules
+import made_schedules
 
 SIZES = [
     (60, 90),

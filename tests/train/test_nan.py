@@ -63,9 +63,7 @@ def spoiled(state: TrainState, what: str, comm: Any, determinism: Determinism) -
     "what, words",
     [("loss", "the loss is"), ("gradient", "the gradient of `conv1.weight` is"), ("statistics", "BatchNorm")],
 )
-def test_an_update_that_is_not_finite_leaves_no_trace_on_any_rank(
-    what: str, words: str, determinism: Determinism
-) -> None:
+def test_an_update_that_is_not_finite_leaves_no_trace_on_any_rank(what, words, determinism):
     """The one after it has the bits that it has without the one that failed."""
 
     def work(comm):
@@ -88,7 +86,7 @@ def test_an_update_that_is_not_finite_leaves_no_trace_on_any_rank(
             assert words in outcome.wrong
 
 
-def test_large_gradients_are_clipped_and_not_forgotten() -> None:
+def test_large_gradients_are_clipped_and_not_forgotten():
     solver = replace(SOLVER, precision=facade.Precision.FP32, clip_gradients=1.0)
     state = make_state(Linear(), solver, CPU)
     state.model.fc.weight.register_hook(lambda g: torch.full_like(g, 1e25))
@@ -131,7 +129,7 @@ def short(events: list[Any]) -> str:
     return ", ".join(told)
 
 
-def test_skipped_iterations_count_and_what_is_due_after_them_is_done() -> None:
+def test_skipped_iterations_count_and_what_is_due_after_them_is_done():
     loop = stage_loop(on_nan=facade.recipe.OnNan.SKIP, max_nan=2, max_iter=7, test_interval=0)
     events = run_loop(loop, state := fresh(), {2, 3, 5})
     assert short(events) == "1, 2, SKIP 2, SnapshotDue 3, SKIP 3, 5, SKIP 5, SnapshotDue 6, 7"
@@ -141,7 +139,7 @@ def test_skipped_iterations_count_and_what_is_due_after_them_is_done() -> None:
     assert [e.lr for e in events if isinstance(e, Iterated)] == [0.01, 0.02, 0.05, 0.07], "that of the iteration"
 
 
-def test_one_skip_too_many_in_a_row_ends_it_also_where_it_was_interrupted() -> None:
+def test_one_skip_too_many_in_a_row_ends_it_also_where_it_was_interrupted():
     loop = stage_loop(on_nan=facade.recipe.OnNan.SKIP, max_nan=2, snapshot=0, test_interval=0)
     assert short(run_loop(loop, fresh(), {2, 3, 4})) == "1, 2, SKIP 2, SKIP 3, STOP 4, Diverged"
     state = fresh()
@@ -152,14 +150,14 @@ def test_one_skip_too_many_in_a_row_ends_it_also_where_it_was_interrupted() -> N
     assert "the 2 before it, which were skipped, and max_nan is 2" in events[-1].message
 
 
-def test_a_stage_of_which_nothing_is_left_is_none_where_it_is_stopped_either_and_a_piece_may_be() -> None:
+def test_a_stage_of_which_nothing_is_left_is_none_where_it_is_stopped_either_and_a_piece_may_be():
     loop = stage_loop(on_nan=facade.recipe.OnNan.SKIP, max_nan=9, max_iter=3, test_interval=0)
     state = fresh()
     assert short(run_loop(loop, state, {0, 1, 2}, lambda: state.iter == 2)) == "SKIP 0, SKIP 1, SKIP 2, Diverged"
     assert short(run_loop(replace(loop, is_piece=True), fresh(), {0, 1, 2})) == "SKIP 0, SKIP 1, SKIP 2"
 
 
-def test_a_rollback_leaves_the_loop_and_too_many_end_it() -> None:
+def test_a_rollback_leaves_the_loop_and_too_many_end_it():
     loop = stage_loop(on_nan=facade.recipe.OnNan.ROLLBACK, max_nan=2, snapshot=0, test_interval=0)
     assert short(run_loop(loop, fresh(rollbacks=1), {4})) == "1, 2, 3, 4, ROLLBACK 4"
     events = run_loop(loop, fresh(rollbacks=2), {4})
@@ -168,7 +166,7 @@ def test_a_rollback_leaves_the_loop_and_too_many_end_it() -> None:
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_weights_that_an_update_has_spoiled_are_a_failure_where_a_snapshot_is_due(stops: bool) -> None:
+def test_weights_that_an_update_has_spoiled_are_a_failure_where_a_snapshot_is_due(stops):
     """Elsewhere the next loss tells, also where the run is asked to stop in between: nothing can be saved there."""
 
     def burst(at: int) -> list[Any]:
@@ -192,7 +190,7 @@ def ref(iter: int, skipped: int = 0, attempt: int = 1) -> SnapshotRef:
     return replace(snapshot(of, first.name, iter, "", attempt), skipped=skipped)
 
 
-def test_what_was_trained_after_a_rollback_is_further_than_what_was_given_up() -> None:
+def test_what_was_trained_after_a_rollback_is_further_than_what_was_given_up():
     of = schedule()
     first = of.stages[0].name
     given_up, after = ref(4, attempt=2), ref(3, skipped=40, attempt=3)
@@ -204,7 +202,7 @@ def test_what_was_trained_after_a_rollback_is_further_than_what_was_given_up() -
     )
 
 
-def test_a_rollback_goes_to_scheduled_snapshots_of_its_own_way() -> None:
+def test_a_rollback_goes_to_scheduled_snapshots_of_its_own_way():
     of = schedule()
     stage = replace(of.stages[0], solver=replace(of.stages[0].solver, snapshot=2))
     other = replace(ref(2, attempt=4), parent="other")

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import nan_help
 import numpy as np
@@ -42,7 +41,7 @@ POISON = 50
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     return make_data(tmp_path_factory.mktemp("data") / "lmdb", POISON)
 
 
@@ -64,9 +63,7 @@ def done(events: list[Event]) -> list[str]:
         (ROLLBACK, [*"123456", "ROLLBACK 6", *"56789", "10", "11", "ROLLBACK 11", "9", "10", "11", "12"]),
     ],
 )
-def test_killed_before_and_after_a_failure(
-    tmp_path: Path, data: Path, solver: str, expected: list, workers: int
-) -> None:
+def test_killed_before_and_after_a_failure(tmp_path, data, solver, expected, workers):
     """After iteration 6, before which it fails; after the failure, with no snapshot that knows of it; after one that does."""
     folder, whole = make_schedule(tmp_path / "s", data, solver), tmp_path / "whole"
     before, alive = states_alive(), list[int]()
@@ -96,7 +93,7 @@ def test_killed_before_and_after_a_failure(
         (ROLLBACK, 1, 2),
     ],
 )
-def test_stopped_after_each_few_iterations(tmp_path: Path, data: Path, solver: str, workers: int, each: int) -> None:
+def test_stopped_after_each_few_iterations(tmp_path, data, solver, workers, each):
     """So there are snapshots everywhere, also on ways that were given up, and only one is kept beside the one to go back to."""
     folder = make_schedule(tmp_path / "s", data, solver, shared="keep_snapshots: 1")
     whole, out = tmp_path / "whole", tmp_path / "out"
@@ -115,7 +112,7 @@ def test_stopped_after_each_few_iterations(tmp_path: Path, data: Path, solver: s
     assert (before.skips, before.rollbacks, before.loss) == (after.skips, after.rollbacks, after.loss)
 
 
-def test_back_to_where_a_solverstate_began(tmp_path: Path, data: Path) -> None:
+def test_back_to_where_a_solverstate_began(tmp_path, data):
     """Rank 0 alone has looked into the file, and the other worker goes back to the same images."""
     more = 'on_nan: ROLLBACK net: "net.prototxt" solverstate: "x.solverstate"'
     folder = make_schedule(tmp_path / "s", data, more, main="max_iter: 11")
@@ -132,7 +129,7 @@ def test_back_to_where_a_solverstate_began(tmp_path: Path, data: Path) -> None:
     assert two == pytest.approx(one, rel=1e-5)
 
 
-def test_a_damaged_target_is_set_aside_and_the_one_before_it_taken(tmp_path: Path, data: Path) -> None:
+def test_a_damaged_target_is_set_aside_and_the_one_before_it_taken(tmp_path, data):
     folder, out = make_schedule(tmp_path / "s", data, "on_nan: ROLLBACK snapshot: 2"), tmp_path / "out"
 
     def damage(event: Event) -> None:
@@ -156,7 +153,7 @@ def test_a_damaged_target_is_set_aside_and_the_one_before_it_taken(tmp_path: Pat
 
 
 @pytest.mark.long
-def test_the_stages_after_go_on_where_the_images_were_left_out(tmp_path: Path) -> None:
+def test_the_stages_after_go_on_where_the_images_were_left_out(tmp_path):
     """Also one whose parent stopped before that, a piece of it, and one that begins the data anew."""
     data = make_data(tmp_path / "lmdb", POISON)
     stages = {
@@ -200,7 +197,7 @@ def command(*words: object) -> str:
 
 
 @pytest.mark.process
-def test_the_command_says_what_failed_and_how_it_ends(tmp_path: Path, data: Path) -> None:
+def test_the_command_says_what_failed_and_how_it_ends(tmp_path, data):
     folder, out = make_schedule(tmp_path / "s", data, "snapshot: 4"), tmp_path / "out"
     ended = small.run(folder, out)
     assert ended.returncode == 79, ended.stdout + ended.stderr

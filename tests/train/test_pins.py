@@ -14,7 +14,6 @@ from facade import (
     Keeper,
     Lineage,
     Progress,
-    Schedule,
     SnapshotFailed,
     SnapshotRef,
     Snapshotter,
@@ -39,7 +38,7 @@ stage { name: "last" from: "main" solver: "main.prototxt" }
 
 
 @pytest.fixture
-def schedule(tmp_path: Path) -> Schedule:
+def schedule(tmp_path):
     (tmp_path / "dir").mkdir()
     (tmp_path / "dir" / "schedule.prototxt").write_text(SCHEDULE)
     (tmp_path / "dir" / "main.prototxt").write_text("")
@@ -47,7 +46,7 @@ def schedule(tmp_path: Path) -> Schedule:
 
 
 @pytest.fixture
-def keeper(schedule: Schedule, tmp_path: Path) -> Keeper:
+def keeper(schedule, tmp_path):
     """With the disk of this machine, and the folder in tmp_path/out; it holds no lock."""
     made = Keeper(schedule, tmp_path / "out")
     store.prepare(made.disk, made.out)
@@ -70,7 +69,7 @@ def snapshots(*words: object) -> Result:
 # ---- retention
 
 
-def test_a_pinned_snapshot_stays_whatever_is_trained(keeper: Keeper) -> None:
+def test_a_pinned_snapshot_stays_whatever_is_trained(keeper):
     pinned = commit(keeper, 1)
     assert store.pin(keeper.disk, keeper.out, pinned.name)
     for iter in (2, 3, 5, 6, 7):
@@ -81,7 +80,7 @@ def test_a_pinned_snapshot_stays_whatever_is_trained(keeper: Keeper) -> None:
     assert names(keeper) == ["main-6", "main-7", "main-8"]
 
 
-def test_what_an_older_definition_left_stays_until_the_stage_is_finished(keeper: Keeper) -> None:
+def test_what_an_older_definition_left_stays_until_the_stage_is_finished(keeper):
     """As long as it is there, a plan can tell that later stages were trained from something else."""
     for iter in (1, 2):
         commit(keeper, iter)
@@ -98,7 +97,7 @@ def test_what_an_older_definition_left_stays_until_the_stage_is_finished(keeper:
 # ---- a pin and a drop at the same moment
 
 
-def test_a_pin_that_comes_while_the_snapshot_is_deleted_gives_it_back(keeper: Keeper) -> None:
+def test_a_pin_that_comes_while_the_snapshot_is_deleted_gives_it_back(keeper):
     old = commit(keeper, 1)
 
     class Racing(LocalDisk):
@@ -112,7 +111,7 @@ def test_a_pin_that_comes_while_the_snapshot_is_deleted_gives_it_back(keeper: Ke
     assert names(keeper) == ["main-1"]
 
 
-def test_a_pin_that_comes_too_late_is_taken_off_and_said(keeper: Keeper) -> None:
+def test_a_pin_that_comes_too_late_is_taken_off_and_said(keeper):
     old = commit(keeper, 1)
     commit(keeper, 2)
     pin = str(keeper.out / "pins" / old.name)
@@ -123,7 +122,7 @@ def test_a_pin_that_comes_too_late_is_taken_off_and_said(keeper: Keeper) -> None
     assert store.pins(DISK, keeper.out) == frozenset()
 
 
-def test_a_run_killed_between_the_deletion_and_the_pin_loses_nothing(keeper: Keeper) -> None:
+def test_a_run_killed_between_the_deletion_and_the_pin_loses_nothing(keeper):
     """It was renamed, and the process killed before it saw the pin. A half deleted one is not given back."""
     whole, half = commit(keeper, 1), commit(keeper, 2)
     root = keeper.out / "snapshots"
@@ -136,7 +135,7 @@ def test_a_run_killed_between_the_deletion_and_the_pin_loses_nothing(keeper: Kee
     assert os.listdir(root) == [whole.name] and names(keeper) == ["main-1"]
 
 
-def test_pinning_works_beside_a_run_and_twice(keeper: Keeper) -> None:
+def test_pinning_works_beside_a_run_and_twice(keeper):
     old = commit(keeper, 1)
     with store.Lock(keeper.out):
         for _ in range(2):
@@ -154,7 +153,7 @@ def test_pinning_works_beside_a_run_and_twice(keeper: Keeper) -> None:
 # ---- dropping
 
 
-def test_what_is_pinned_or_not_there_is_not_dropped(keeper: Keeper) -> None:
+def test_what_is_pinned_or_not_there_is_not_dropped(keeper):
     old = commit(keeper, 1)
     commit(keeper, 2)
     snapshots(keeper.out, "--pin", old.name)
@@ -187,9 +186,7 @@ def grown(keeper: Keeper) -> dict[str, SnapshotRef]:
         ("last@5", "is what stage `last` goes on from"),
     ],
 )
-def test_what_training_rests_on_is_dropped_by_force_alone(
-    keeper: Keeper, tmp_path: Path, name: str, reason: str | None
-) -> None:
+def test_what_training_rests_on_is_dropped_by_force_alone(keeper, tmp_path, name, reason):
     ref = grown(keeper)[name]
     for where in [[tmp_path / "dir", "--out", keeper.out], [keeper.out]] if reason else []:
         done = snapshots(*where, "--drop", ref.name)
@@ -202,9 +199,7 @@ def test_what_training_rests_on_is_dropped_by_force_alone(
 
 
 @pytest.mark.parametrize("old, new", [("base_lr: 0.1", "base_lr: 0.2"), ('name: "cut"', 'name: "cut" enabled: false')])
-def test_what_an_edit_has_left_uncounted_is_dropped_by_force_alone(
-    keeper: Keeper, tmp_path: Path, old: str, new: str
-) -> None:
+def test_what_an_edit_has_left_uncounted_is_dropped_by_force_alone(keeper, tmp_path, old, new):
     """A stage that is stale or disabled: with the edit taken back it counts again."""
     ref = grown(keeper)["cut"]
     (tmp_path / "dir" / "schedule.prototxt").write_text(SCHEDULE.replace(old, new))
@@ -216,7 +211,7 @@ def test_what_an_edit_has_left_uncounted_is_dropped_by_force_alone(
     assert "cut-9" not in names(keeper)
 
 
-def test_one_of_two_alike_may_go_and_its_result_with_it(keeper: Keeper, tmp_path: Path) -> None:
+def test_one_of_two_alike_may_go_and_its_result_with_it(keeper, tmp_path):
     first = commit(keeper, 9)
     keeper.attempt = 2
     second = commit(keeper, 9)
@@ -229,7 +224,7 @@ def test_one_of_two_alike_may_go_and_its_result_with_it(keeper: Keeper, tmp_path
     assert snapshots(keeper.out, "--drop", second.name).exit_code == 78
 
 
-def test_what_was_set_aside_and_what_is_damaged_may_go(keeper: Keeper) -> None:
+def test_what_was_set_aside_and_what_is_damaged_may_go(keeper):
     bad, damaged = commit(keeper, 1), commit(keeper, 2)
     commit(keeper, 3)
     store.set_aside(DISK, keeper.out, bad.name)
@@ -242,7 +237,7 @@ def test_what_was_set_aside_and_what_is_damaged_may_go(keeper: Keeper) -> None:
 # ---- a disk that forgets
 
 
-def test_a_snapshot_that_reads_back_wrong_is_no_snapshot(keeper: Keeper) -> None:
+def test_a_snapshot_that_reads_back_wrong_is_no_snapshot(keeper):
     """A disk that forgets a bit, and says nothing: it is set aside, and all older ones stay."""
     stage = keeper.schedule.stage("main")
     state = make_state(stored_help.network(keeper.schedule.model, 1), stage.solver, torch.device("cpu"))
@@ -267,7 +262,7 @@ def test_a_snapshot_that_reads_back_wrong_is_no_snapshot(keeper: Keeper) -> None
     assert [*store.aside(keeper.disk, keeper.out)] == [".bad-main-00000005-a0001"]
 
 
-def test_what_was_begun_goes_when_it_cannot_be_known_whether_the_folder_is_held(keeper: Keeper) -> None:
+def test_what_was_begun_goes_when_it_cannot_be_known_whether_the_folder_is_held(keeper):
     def asked() -> None:
         raise StorageError("no answer")
 

@@ -1,7 +1,6 @@
 """lr_policy `plateau`: Intel Caffe's rule, what a run says of it, and that interruptions and the number of workers are no matter."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import nan_help
 import processes
@@ -61,7 +60,7 @@ class Caffe:
 
 # Eighths add up without rounding, so that a running sum, a list in another order and a mean taken anew are one number.
 @given(st.lists(st.integers(0, 16).map(lambda n: n / 8), max_size=60), WINDOWS, st.integers(1, 5), st.integers(0, 9))
-def test_the_rule_is_caffes(losses, windows, average_loss, warm_up) -> None:
+def test_the_rule_is_caffes(losses, windows, average_loss, warm_up):
     settings, caffe, state = solver(windows, average_loss, warm_up), Caffe(windows, average_loss, warm_up), FRESH
     knobs = make_knobs(settings)
     for iter, loss in enumerate(losses):
@@ -75,7 +74,7 @@ plateau_winsize: 2 plateau_winsize: 1 plateau_winsize: 3"""
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     """data/ and schedule/, of one stage."""
     base = tmp_path_factory.mktemp("plateau")
     tiny.make_data(base / "data")
@@ -90,7 +89,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(base: Path) -> list[Event]:
+def whole(base):
     """An uninterrupted run of one worker, in base/whole."""
     return go(base / "schedule", base / "whole")
 
@@ -99,9 +98,7 @@ def drops(seen: list[Event]) -> list[str]:
     return [e.text for e in seen if isinstance(e, Note) and "LR" in e.text]
 
 
-def test_stopped_after_every_fourth_update_it_drops_where_it_would_have(
-    base: Path, whole: list[Event], tmp_path: Path
-) -> None:
+def test_stopped_after_every_fourth_update_it_drops_where_it_would_have(base, whole, tmp_path):
     schedule, lives = language.load(base / "schedule"), []
     while not any(isinstance(e, StageFinished) for e in lives):
         lives += go(base / "schedule", tmp_path / "parts", stop=lambda seen: len(of(seen, Iterated)) >= 3)
@@ -118,7 +115,7 @@ def test_stopped_after_every_fourth_update_it_drops_where_it_would_have(
         assert make_knobs(schedule.stages[0].solver)(iter - 1, state.drops).lr == lr
 
 
-def test_two_workers_decide_as_one_does(base: Path, whole: list[Event], tmp_path: Path) -> None:
+def test_two_workers_decide_as_one_does(base, whole, tmp_path):
     seen = nan_help.lives(base / "schedule", tmp_path / "out", 2)
     assert [(e.iter, e.lr, e.loss) for e in of(seen, Iterated)] == [(e.iter, e.lr, e.loss) for e in of(whole, Iterated)]
     assert processes.ends(tmp_path / "out") == processes.ends(base / "whole")

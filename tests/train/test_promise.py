@@ -1,9 +1,7 @@
 """BIT-EXACT or EQUIVALENT, said with each reason wherever something goes on; what of it is refused, and what is recorded for it."""
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import small
@@ -58,9 +56,7 @@ def done(of: Schedule) -> list[SnapshotRef]:
     [("resume", "main", inside), ("resume", "end", done), ("the evaluation of main", "main", done)],
     ids=["inside", "start", "evaluation"],
 )
-def test_each_reason_is_told_wherever_something_goes_on_and_refused_where_that_is_asked_for(
-    name: str, what: str, stage: str, refs: Callable[[Schedule], list[SnapshotRef]]
-) -> None:
+def test_each_reason_is_told_wherever_something_goes_on_and_refused_where_that_is_asked_for(name, what, stage, refs):
     of = schedule(WITH_VAL)
     note = told(of, plan(of, refs(of), **{name: CHANGES[name]}), stage)
     text = f"{what} is EQUIVALENT, not BIT-EXACT: {name}: {CHANGES[name]} -> "
@@ -69,7 +65,7 @@ def test_each_reason_is_told_wherever_something_goes_on_and_refused_where_that_i
         require_exact(note)
 
 
-def test_with_all_as_before_it_is_bit_exact_and_a_start_says_nothing() -> None:
+def test_with_all_as_before_it_is_bit_exact_and_a_start_says_nothing():
     of, without = schedule(WITH_VAL), schedule()
     same = "same torch build, processor, instruction set, threads, workers and reducer"
     for refs, what in ((inside(of), "resume"), (done(of), "the evaluation of main")):
@@ -81,7 +77,7 @@ def test_with_all_as_before_it_is_bit_exact_and_a_start_says_nothing() -> None:
     require_exact(None)
 
 
-def test_a_gpu_is_promised_nothing() -> None:
+def test_a_gpu_is_promised_nothing():
     of = schedule()
     note = told(of, plan(of, inside(of), device="Some GPU"), "main", device="Some GPU")
     assert note is not None and "BIT-EXACT" not in note.text
@@ -89,7 +85,7 @@ def test_a_gpu_is_promised_nothing() -> None:
         require_exact(note)
 
 
-def test_with_elastic_the_number_of_workers_is_no_reason_and_all_others_are() -> None:
+def test_with_elastic_the_number_of_workers_is_no_reason_and_all_others_are():
     of = replace(schedule(), determinism=Determinism.ELASTIC)
     assert "is BIT-EXACT" in told(of, plan(of, inside(of), workers="5"), "main").text
     for name in CHANGES.keys() - {"workers"}:
@@ -107,7 +103,7 @@ OLD, NEW = "600 records, sample aa, index bb", "600 records, sample cc, index dd
     ("600 records, sample aa", NEW, False),
     (OLD, "", None),
 ])  # fmt: skip
-def test_sets_are_compared_by_what_both_know(before: str, now_there: str, same: bool | None) -> None:
+def test_sets_are_compared_by_what_both_know(before, now_there, same):
     assert same_set(before, now_there) is same
 
 
@@ -117,7 +113,7 @@ def trained_on(of: Schedule, refs: list[SnapshotRef], images: str) -> list[Snaps
     return [replace(ref, environment=now(of) | more) for ref in refs]
 
 
-def test_inside_a_stage_other_images_are_a_reason_and_old_snapshots_say_unknown() -> None:
+def test_inside_a_stage_other_images_are_a_reason_and_old_snapshots_say_unknown():
     of = replace(schedule(), sets={"/d/train": NEW})
     for images, reason in ((OLD, f"training set: {OLD} -> {NEW}"), ("", f"training set: unknown -> {NEW}")):
         planned = make_plan(of, inventory(trained_on(schedule(), inside(of), images)))
@@ -129,7 +125,7 @@ def test_inside_a_stage_other_images_are_a_reason_and_old_snapshots_say_unknown(
         assert told(here, planned, "main").text.startswith(f"resume is BIT-EXACT: same torch build, {text}")
 
 
-def test_a_finished_stage_is_stale_on_other_images_and_an_old_one_never_is() -> None:
+def test_a_finished_stage_is_stale_on_other_images_and_an_old_one_never_is():
     of = replace(schedule(), sets={"/d/train": NEW})
     refs = list(on_disk(of).values())
     stale = make_plan(of, inventory(trained_on(schedule(), refs, OLD)))
@@ -145,7 +141,7 @@ def test_a_finished_stage_is_stale_on_other_images_and_an_old_one_never_is() -> 
 
 
 @pytest.mark.parametrize("midst", ["", NEW], ids=["before it was recorded", "on these images"])
-def test_a_stage_that_ended_on_other_images_is_not_trained_again_from_its_midst_unasked(midst: str) -> None:
+def test_a_stage_that_ended_on_other_images_is_not_trained_again_from_its_midst_unasked(midst):
     of = replace(schedule(), sets={"/d/train": NEW})
     refs = trained_on(schedule(), inside(of), midst) + trained_on(schedule(), [on_disk(of)["main@20"]], OLD)
     main = make_plan(of, inventory(refs)).stages[0]
@@ -179,15 +175,13 @@ COLOURS = {"colour library": "torchvision 0.24, pillow 12.0"}
     (TORCH, TORCH | COLOURS, False, []),
     (TORCH | COLOURS, TORCH | {"colour library": "none"}, False, [f"colour library: {COLOURS['colour library']} -> none"]),
 ])  # fmt: skip
-def test_two_environments_differ_by_what_both_recorded(
-    before: dict[str, str], after: dict[str, str], elastic: bool, reasons: list[str]
-) -> None:
+def test_two_environments_differ_by_what_both_recorded(before, after, elastic, reasons):
     assert differences(before, after, elastic) == reasons
 
 
 @pytest.mark.parametrize("determinism", list(Determinism))
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_recorded_layout_is_that_of_the_reducer(determinism: Determinism, workers: int) -> None:
+def test_the_recorded_layout_is_that_of_the_reducer(determinism, workers):
     def made(comm: Comm) -> str:
         return make_reducer(determinism, [torch.nn.Parameter(torch.zeros(3))], comm, 4).layout
 
@@ -214,7 +208,7 @@ def refusal(plan: Plan) -> str:
     return caught.value.message
 
 
-def test_what_an_older_snapshot_did_not_record_refuses_nothing() -> None:
+def test_what_an_older_snapshot_did_not_record_refuses_nothing():
     of = replace(schedule(), sets={"/d/train": "1000 records, sample aa"})
     before = {name: value for name, value in now(of).items() if name not in RECORDED_SINCE}
     old = [replace(ref, environment=before) for ref in left(of)]
@@ -225,7 +219,7 @@ def test_what_an_older_snapshot_did_not_record_refuses_nothing() -> None:
     assert "processor" not in refusal(make_plan(of, inventory(other)))
 
 
-def test_what_would_make_a_finished_stage_stale_is_named() -> None:
+def test_what_would_make_a_finished_stage_stale_is_named():
     of, changed = schedule(), {"workers": "1", "reducer": "solo", "threads": "77"}
     message = refusal(plan(of, left(of), **changed))
     assert all(f"  {name}: {value} -> " in message for name, value in changed.items())
@@ -238,7 +232,7 @@ def test_what_would_make_a_finished_stage_stale_is_named() -> None:
 
 
 @pytest.mark.process
-def test_another_lmdb_between_two_lives_is_seen(tmp_path: Path) -> None:
+def test_another_lmdb_between_two_lives_is_seen(tmp_path):
     """Other pixels and labels, as many, at the same path: no life goes on as if nothing had happened."""
     data, out = tmp_path / "data", tmp_path / "out"
     tiny.make_data(data)
@@ -255,7 +249,7 @@ def test_another_lmdb_between_two_lives_is_seen(tmp_path: Path) -> None:
     assert refused.returncode == 78 and "resume is EQUIVALENT, not BIT-EXACT: training set: " in refused.stderr
 
 
-def test_what_onednn_is_held_to_is_part_of_the_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_onednn_is_held_to_is_part_of_the_instruction_set(monkeypatch):
     monkeypatch.delenv("DNNL_MAX_CPU_ISA", raising=False)
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     free = environment(CPU, 1, "solo")["instruction set"]
@@ -263,7 +257,7 @@ def test_what_onednn_is_held_to_is_part_of_the_instruction_set(monkeypatch: pyte
     assert environment(CPU, 1, "solo")["instruction set"] == f"{free}, oneDNN at most SSE41"
 
 
-def test_a_library_that_only_some_stages_need_is_no_other_environment(tmp_path: Path) -> None:
+def test_a_library_that_only_some_stages_need_is_no_other_environment(tmp_path):
     tiny.make_data(tmp_path / "data")
     line = 'base_lr: 0.01 lr_policy: "fixed" max_iter: 1 '
     own = 'transform_param { crop_size: 20 python: "aug.py:augment" }'
@@ -277,7 +271,7 @@ def test_a_library_that_only_some_stages_need_is_no_other_environment(tmp_path: 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_gpu_is_deterministic_where_something_is_trained_on_it(exact: bool) -> None:
+def test_a_gpu_is_deterministic_where_something_is_trained_on_it(exact):
     """An evaluation has cuDNN search for the fastest way."""
     torch.use_deterministic_algorithms(False)
     assert choose_device(World(), exact) == torch.device("cuda", 0)

@@ -33,7 +33,7 @@ IMAGES, LENGTH = 60, 16
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
     make_data(folder / "train", images=IMAGES)
     make_data(folder / "val", images=22)
@@ -72,9 +72,7 @@ KILLED = {
 
 
 @pytest.mark.parametrize("what", KILLED)
-def test_killed_where_epochs_end_and_gone_on_by_other_workers_it_has_the_same_bits(
-    what: str, data: Path, tmp_path: Path
-) -> None:
+def test_killed_where_epochs_end_and_gone_on_by_other_workers_it_has_the_same_bits(what, data, tmp_path):
     folder = made(tmp_path / "s", data, *KILLED[what])
     assert isinstance(lives(folder, tmp_path / "whole")[-1], RunFinished)
     for workers in (2, 3):
@@ -86,7 +84,7 @@ def test_killed_where_epochs_end_and_gone_on_by_other_workers_it_has_the_same_bi
     assert mine[end] == there[end]
 
 
-def test_every_image_is_evaluated_once_by_any_number_of_workers(data: Path, tmp_path: Path) -> None:
+def test_every_image_is_evaluated_once_by_any_number_of_workers(data, tmp_path):
     """22 images in batches of 5 (rf-detr#1507)."""
     folder = made(tmp_path / "s", data, "test_batch_size: 5")
     found = set()
@@ -106,9 +104,7 @@ def flipped(file: Path) -> None:
     file.write_bytes(data)
 
 
-def test_from_a_newest_snapshot_that_is_harmed_in_any_file_it_goes_back_to_the_one_before(
-    data: Path, tmp_path: Path
-) -> None:
+def test_from_a_newest_snapshot_that_is_harmed_in_any_file_it_goes_back_to_the_one_before(data, tmp_path):
     """speculators PR#739. That every harm of a file is found, test_store_damage shows."""
     folder = made(tmp_path / "s", data, "snapshot: 4")
     lives(folder, tmp_path / "whole")
@@ -125,7 +121,7 @@ def test_from_a_newest_snapshot_that_is_harmed_in_any_file_it_goes_back_to_the_o
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_warm_up_as_long_as_the_stage_is_a_line(policy: str) -> None:
+def test_a_warm_up_as_long_as_the_stage_is_a_line(policy):
     """DeepSpeed PR#8142: no rate is a number by chance where nothing is left to decay."""
     own = {"gamma": "gamma: 0.5", "power": "power: 2", "stepsize": "stepsize: 3", "stepvalue": "stepvalue: 9"}
     own |= {"plateau_winsize": "plateau_winsize: 5", "knot": "knot { iter: 0 factor: 1 } knot { iter: 10 factor: 0 }"}

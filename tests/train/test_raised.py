@@ -31,7 +31,7 @@ def ends(out: Path, stage: str) -> list[SnapshotRef]:
         'type: "Adam" momentum: 0.9 mixup_alpha: 0.2 ema_decay: 0.9',
     ],
 )
-def test_what_the_state_holds_goes_on(data: Path, tmp_path: Path, more: str) -> None:
+def test_what_the_state_holds_goes_on(data, tmp_path, more):
     def written(length: int) -> str:
         rest = "" if "lr_policy" in more else ' lr_policy: "fixed"'
         return f"base_lr: 0.05 max_iter: {length} snapshot: 2 {more}{rest}\n"
@@ -55,9 +55,7 @@ def test_what_the_state_holds_goes_on(data: Path, tmp_path: Path, more: str) -> 
 
 
 @pytest.mark.parametrize("to, start", [(7, 6), (6, 4), (5, 4), (2, None)])
-def test_a_shorter_stage_goes_on_from_its_newest_snapshot_before_its_end(
-    data: Path, tmp_path: Path, to: int, start: int | None
-) -> None:
+def test_a_shorter_stage_goes_on_from_its_newest_snapshot_before_its_end(data, tmp_path, to, start):
     """To the bits of one that was as short from the start; without such a snapshot, or where the rate reads max_iter, it is stale."""
 
     def made(length: int, policy: str = "fixed") -> Path:
@@ -84,7 +82,7 @@ def test_a_shorter_stage_goes_on_from_its_newest_snapshot_before_its_end(
     assert not of(go(schedule, tmp_path / "out"), Iterated)
 
 
-def test_a_raised_trunk_and_its_branches(data: Path, tmp_path: Path) -> None:
+def test_a_raised_trunk_and_its_branches(data, tmp_path):
     schedule, out = make_schedule(tmp_path / "s", data, MAIN + BELOW, main=SHORT), tmp_path / "out"
     command("run", schedule, "--out", out, *ALONE)
     before = ids(out)
@@ -125,7 +123,7 @@ def test_a_raised_trunk_and_its_branches(data: Path, tmp_path: Path) -> None:
     assert planned["state"] == "resume" and 8 < planned["iter"] < 13
 
 
-def test_the_evaluation_at_the_old_end_may_end_the_stage(data: Path, tmp_path: Path) -> None:
+def test_the_evaluation_at_the_old_end_may_end_the_stage(data, tmp_path):
     def written(length: int) -> str:
         return f'base_lr: 0.05 lr_policy: "fixed" max_iter: {length} test_interval: 3 early_stop {{ metric: LOSS patience_iter: 3 min_delta: 100 }}\n'
 
@@ -144,7 +142,7 @@ def test_the_evaluation_at_the_old_end_may_end_the_stage(data: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("determinism", ["FIXED", "ELASTIC"])
-def test_two_workers_are_killed_after_the_raise(tmp_path: Path, determinism: str) -> None:
+def test_two_workers_are_killed_after_the_raise(tmp_path, determinism):
     images = nan_help.make_data(tmp_path / "lmdb")
 
     def written(folder: str, length: int) -> Path:
@@ -161,7 +159,7 @@ def test_two_workers_are_killed_after_the_raise(tmp_path: Path, determinism: str
     assert ends(out, "main")[-1].id == ends(tmp_path / "whole", "main")[-1].id
 
 
-def test_its_proofs_are_one_chain_and_its_old_end_is_no_result(data: Path, tmp_path: Path) -> None:
+def test_its_proofs_are_one_chain_and_its_old_end_is_no_result(data, tmp_path):
     schedule, out = tmp_path / "s", tmp_path / "out"
     for length in (5, 9):
         rate = f'base_lr: 0.05 lr_policy: "fixed" max_iter: {length} snapshot: 4 audit_param {{ proof_iter: 3 }}\n'

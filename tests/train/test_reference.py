@@ -133,11 +133,11 @@ def batch_sizes(found: re.Match[str]) -> str:
 
 
 @pytest.mark.parametrize("name", GALLERY)
-def test_gallery(name: str, tmp_path: Path) -> None:
+def test_gallery(name, tmp_path):
     assert_same(shorter(name, tmp_path, GALLERY[name]), tmp_path / "out")
 
 
-def test_gallery_of_two_schedules(tmp_path: Path) -> None:
+def test_gallery_of_two_schedules(tmp_path):
     """The second starts with weights of the first, and freezes some."""
     base = assert_same(shorter("fashion_base", tmp_path, 60), tmp_path / "base")
     copy = shorter("fashion_finetune", tmp_path, 20)
@@ -221,17 +221,17 @@ def made(folder: Path, stages: str, determinism: str = "FIXED") -> Path:
     return schedule
 
 
-def test_learning_rates(tmp_path: Path) -> None:
+def test_learning_rates(tmp_path):
     assert_same(made(tmp_path, RATES), tmp_path / "out")
 
 
 @pytest.mark.parametrize("determinism", ["FIXED", "ELASTIC"])
-def test_updates_and_what_is_carried_over(determinism: str, tmp_path: Path) -> None:
+def test_updates_and_what_is_carried_over(determinism, tmp_path):
     assert_same(made(tmp_path, TREE + UPDATES, determinism), tmp_path / "out")
 
 
 @pytest.mark.long
-def test_three_workers_killed_then_two_then_one(tmp_path: Path) -> None:
+def test_three_workers_killed_then_two_then_one(tmp_path):
     schedule, out = made(tmp_path, TREE.replace("max_iter: 5", "max_iter: 12 snapshot: 1"), "ELASTIC"), tmp_path / "out"
     lives(schedule, out, 3, kill_after=2)
     lives(schedule, out, 2, stop_after=13)

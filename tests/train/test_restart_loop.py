@@ -41,7 +41,7 @@ NODE7 = Identity("node7", "another boot", "pid:[1]", 12, 34)
 
 
 @pytest.fixture
-def schedule(base: Path) -> Schedule:
+def schedule(base):
     return load(str(base / "schedule"), ())
 
 
@@ -66,7 +66,7 @@ def refused(schedule: Schedule, out: Path) -> str:
     return ""
 
 
-def test_the_fourth_life_is_refused_and_hears_how_the_others_ended(schedule: Schedule, tmp_path: Path) -> None:
+def test_the_fourth_life_is_refused_and_hears_how_the_others_ended(schedule, tmp_path):
     for code in (None, 69, 70):
         live(schedule, tmp_path, code)
     for _ in range(3):  # it leaves no life itself, or the fifth would go on
@@ -77,7 +77,7 @@ def test_the_fourth_life_is_refused_and_hears_how_the_others_ended(schedule: Sch
     assert len(os.listdir(tmp_path / "lives")) == 3
 
 
-def test_retry_goes_on_and_what_comes_of_it_counts_again(schedule: Schedule, tmp_path: Path) -> None:
+def test_retry_goes_on_and_what_comes_of_it_counts_again(schedule, tmp_path):
     for _ in range(LIMIT):
         live(schedule, tmp_path, None)
     live(schedule, tmp_path, None, retry=True)
@@ -89,7 +89,7 @@ def test_retry_goes_on_and_what_comes_of_it_counts_again(schedule: Schedule, tmp
 @pytest.mark.parametrize(
     "code", sorted({*ExitCode} - {ExitCode.PEER, ExitCode.BUG, ExitCode.STORAGE, ExitCode.RANKS_DIFFER})
 )
-def test_an_end_that_says_what_to_do_breaks_the_chain(schedule: Schedule, tmp_path: Path, code: ExitCode) -> None:
+def test_an_end_that_says_what_to_do_breaks_the_chain(schedule, tmp_path, code):
     for end in (None, code, None, None):
         live(schedule, tmp_path, end)
     assert not refused(schedule, tmp_path)
@@ -99,7 +99,7 @@ def write_snapshot(out: Path, attempt: int) -> None:
     disks.commit(DISK, out, "init", 2, attempt)
 
 
-def test_any_progress_breaks_the_chain(schedule: Schedule, tmp_path: Path) -> None:
+def test_any_progress_breaks_the_chain(schedule, tmp_path):
     def result(name: str, text: str) -> None:
         (tmp_path / "results" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "results" / name).write_text(text)
@@ -118,7 +118,7 @@ def test_any_progress_breaks_the_chain(schedule: Schedule, tmp_path: Path) -> No
         assert not refused(schedule, tmp_path)
 
 
-def test_what_is_not_progress_does_not(schedule: Schedule, tmp_path: Path) -> None:
+def test_what_is_not_progress_does_not(schedule, tmp_path):
     for name in ("snapshots/.tmp-init-00000002-a0001-00ff/w", "results/.tmp-x.json", "log.jsonl", "results/notes.txt"):
         live(schedule, tmp_path, None, retry=True)
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ def test_what_is_not_progress_does_not(schedule: Schedule, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("what", ["an edit of the solver files", "a life of which nothing is known"])
-def test_a_reason_to_try_again(what: str, base: Path, schedule: Schedule, tmp_path: Path) -> None:
+def test_a_reason_to_try_again(what, base, schedule, tmp_path):
     for _ in range(LIMIT):
         live(schedule, tmp_path, 70)
     if what.startswith("an edit"):
@@ -138,9 +138,7 @@ def test_a_reason_to_try_again(what: str, base: Path, schedule: Schedule, tmp_pa
 
 
 @pytest.mark.process
-def test_killed_processes_are_lives_and_the_command_refuses_before_it_starts_a_worker(
-    base: Path, schedule: Schedule, tmp_path: Path
-) -> None:
+def test_killed_processes_are_lives_and_the_command_refuses_before_it_starts_a_worker(base, schedule, tmp_path):
     script = """import os, signal, sys; from pathlib import Path
 from stagerun.train.keeper import Keeper; from stagerun.language import load
 Keeper(load(sys.argv[1], ()), Path(sys.argv[2])).open(); os.kill(os.getpid(), signal.SIGKILL)"""
@@ -170,7 +168,7 @@ def elsewhere(out: Path, attempt: int) -> None:
     store.write_atomic(DISK, out / "lives" / f"a{attempt:04d}.json", json.dumps(asdict(other)).encode())
 
 
-def test_a_run_that_was_taken_over_writes_no_more_and_ends(schedule: Schedule, tmp_path: Path) -> None:
+def test_a_run_that_was_taken_over_writes_no_more_and_ends(schedule, tmp_path):
     torch.set_num_threads(1)
     keeper, seen = Keeper(schedule, tmp_path), list[Event]()
     keeper.open()
@@ -191,7 +189,7 @@ def test_a_run_that_was_taken_over_writes_no_more_and_ends(schedule: Schedule, t
     assert life(tmp_path, 1).code is None and life(tmp_path, 2).process == NODE7
 
 
-def test_nothing_is_deleted_and_no_result_is_replaced_after_a_takeover(schedule: Schedule, tmp_path: Path) -> None:
+def test_nothing_is_deleted_and_no_result_is_replaced_after_a_takeover(schedule, tmp_path):
     keeper = Keeper(schedule, tmp_path)
     keeper.open()
     write_snapshot(tmp_path, 1)
@@ -207,9 +205,7 @@ def test_nothing_is_deleted_and_no_result_is_replaced_after_a_takeover(schedule:
 
 @pytest.mark.process
 @pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_the_command_ends_with_73_on_all_ranks_and_leaves_the_log_to_the_other(
-    base: Path, tmp_path: Path, nproc: int
-) -> None:
+def test_the_command_ends_with_73_on_all_ranks_and_leaves_the_log_to_the_other(base, tmp_path, nproc):
     out = tmp_path / "out"
     running = small.start(base / "schedule", out, *small.ENDLESS, nproc=nproc)
     small.wait_for(out / "snapshots" / "init-00000002-a0001", running)
@@ -226,7 +222,7 @@ def test_the_command_ends_with_73_on_all_ranks_and_leaves_the_log_to_the_other(
         assert (life(out, 2).taken_by, life(out, 3).code) == (3, 0)
 
 
-def test_status_says_when_the_same_command_would_not_go_on(base: Path, schedule: Schedule, tmp_path: Path) -> None:
+def test_status_says_when_the_same_command_would_not_go_on(base, schedule, tmp_path):
     (tmp_path / "log.jsonl").write_text('{"time": 5.0, "event": "Failed", "code": 69, "text": "a peer is gone"}\n')
     words = ("status", base / "schedule", "--out", tmp_path)
     for number in range(1, LIMIT + 1):
@@ -236,7 +232,7 @@ def test_status_says_when_the_same_command_would_not_go_on(base: Path, schedule:
     assert "--retry" not in stored_help.stagerun(*words, "--set", "determinism=ELASTIC").stdout
 
 
-def test_a_rehearsal_leaves_no_lives_to_count(schedule: Schedule, tmp_path: Path) -> None:
+def test_a_rehearsal_leaves_no_lives_to_count(schedule, tmp_path):
     """It opens and closes its keeper without a word on how it ended."""
     for _ in range(5):
         keeper = Keeper(schedule, tmp_path)
@@ -245,7 +241,7 @@ def test_a_rehearsal_leaves_no_lives_to_count(schedule: Schedule, tmp_path: Path
     assert not refused(schedule, tmp_path)
 
 
-def test_the_life_that_began_without_snapshots_says_so_in_its_own(schedule: Schedule, tmp_path: Path) -> None:
+def test_the_life_that_began_without_snapshots_says_so_in_its_own(schedule, tmp_path):
     live(schedule, tmp_path, 65)  # it came to none
     for expected in (True, False):
         keeper = Keeper(schedule, tmp_path)

@@ -28,7 +28,7 @@ def by_stage(out: Path) -> dict[str, dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     """The folders of results may be links."""
     base = tmp_path_factory.mktemp("renamed")
     for link, to in (("out/results", "results"), ("results/ensembles", "ensembles")):
@@ -42,7 +42,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-def test_one_more_parent_trains_one_more_stage(base: Path, tmp_path: Path) -> None:
+def test_one_more_parent_trains_one_more_stage(base, tmp_path):
     out = shutil.copytree(base / "out", tmp_path / "out")
     before = mtimes(out)
     grown = MAIN + TWO + (DEEP + BOTH).replace('"cut"', '"cut_main_3"')
@@ -67,7 +67,7 @@ def test_one_more_parent_trains_one_more_stage(base: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.long
-def test_the_report_and_the_status_of_the_folder_have_the_new_names(base: Path, tmp_path: Path) -> None:
+def test_the_report_and_the_status_of_the_folder_have_the_new_names(base, tmp_path):
     out = shutil.copytree(base / "out", tmp_path / "out")
     stages = 'stage { name: "trunk" solver: "main.prototxt" }\n' + (TWO + DEEP + BOTH).replace("main@", "trunk@")
     stages = stages.replace('from: "cut"', 'from: "cut_trunk_3"').replace('["cut"', '["cut_trunk_3"')
@@ -87,7 +87,7 @@ def test_the_report_and_the_status_of_the_folder_have_the_new_names(base: Path, 
     assert [e["stage"] for e in told["evaluations"]] == list(after)
 
 
-def test_renamed_in_its_midst_it_comes_to_the_same_weights(base: Path, tmp_path: Path) -> None:
+def test_renamed_in_its_midst_it_comes_to_the_same_weights(base, tmp_path):
     out, old = tmp_path / "out", make_schedule(tmp_path / "old", base / "data", MAIN + ONE)
     go(old, out, stop=lambda seen: any(e.iter == 5 for e in of(seen, Iterated)))
     assert names(out) == ["main-00000003-a0001", "main-00000006-a0001"]
@@ -106,7 +106,7 @@ def test_renamed_in_its_midst_it_comes_to_the_same_weights(base: Path, tmp_path:
     assert found["cut-00000002-a0002"].id == straight["cut@2"]
 
 
-def test_a_result_that_cannot_be_read_back_ends_the_run(base: Path, tmp_path: Path) -> None:
+def test_a_result_that_cannot_be_read_back_ends_the_run(base, tmp_path):
     """Else the stage would be evaluated again and again, for ever."""
     out = shutil.copytree(base / "out", tmp_path / "out")
     for name in ("deep-00000002-a0001", "ensembles/both"):

@@ -65,7 +65,7 @@ def make_schedule(folder: Path, data: Path, stages: str = TREE, **files: str) ->
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     """data/, schedule/, and its output out/ with the logs."""
     base = tmp_path_factory.mktemp("trees")
     tiny.make_data(base / "data")
@@ -75,7 +75,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def out(base: Path, tmp_path: Path) -> Path:
+def out(base, tmp_path):
     shutil.copytree(base / "out", tmp_path / "out")
     return tmp_path / "out"
 
@@ -129,7 +129,7 @@ def mtimes(out: Path) -> dict[str, int]:
     return {p.parent.name: p.stat().st_mtime_ns for p in out.glob("snapshots/*/MANIFEST.json")}
 
 
-def test_the_trunk_is_trained_once_and_its_branches_start_from_its_very_weights(base: Path) -> None:
+def test_the_trunk_is_trained_once_and_its_branches_start_from_its_very_weights(base):
     lines = [json.loads(line) for line in (base / "out" / "log.jsonl").read_text().splitlines()]
     assert [[e["stage"], e["iter"], e["start"]] for e in lines if e["event"] == "StageStarted"] == [
         ["main", 0, "seed 1"],
@@ -146,7 +146,7 @@ def test_the_trunk_is_trained_once_and_its_branches_start_from_its_very_weights(
     assert len({ids(base / "out")[f"cut_{n}@2"] for n in "ab"}) == 2
 
 
-def test_a_branch_sees_the_images_that_the_trunk_sees_next(base: Path, tmp_path: Path) -> None:
+def test_a_branch_sees_the_images_that_the_trunk_sees_next(base, tmp_path):
     """The stage with the trunk's own settings, off its iteration 3, comes to the trunk's weights: momentum and data go on."""
     same = FILES["main"].replace("max_iter: 8", "max_iter: 2") + "carry { momentum: KEEP }"
     make_schedule(tmp_path / "s", base / "data", MAIN + CUT + LATE, cut=same)
@@ -161,7 +161,7 @@ def test_a_branch_sees_the_images_that_the_trunk_sees_next(base: Path, tmp_path:
 
 
 @pytest.mark.long
-def test_a_branch_thought_of_later_trains_a_piece_of_the_trunk_to_the_same_bits(base: Path, tmp_path: Path) -> None:
+def test_a_branch_thought_of_later_trains_a_piece_of_the_trunk_to_the_same_bits(base, tmp_path):
     schedule, out = make_schedule(tmp_path / "s", base / "data", MAIN + END), tmp_path / "out"
     go(schedule, out)
     assert names(out, "main") == ["main-00000008-a0001"]
@@ -183,7 +183,7 @@ def test_a_branch_thought_of_later_trains_a_piece_of_the_trunk_to_the_same_bits(
     assert names(out, "main") == ["main-00000003-a0002", "main-00000005-a0002", "main-00000008-a0001"]
 
 
-def test_a_branch_snapshot_that_is_lost_comes_back_and_its_children_stay(base: Path, out: Path) -> None:
+def test_a_branch_snapshot_that_is_lost_comes_back_and_its_children_stay(base, out):
     shutil.rmtree(out / "snapshots" / "main-00000005-a0001")
     assert go(base / "schedule", out)[-1] == RunFinished(trained=False, seconds=pytest.approx(0, abs=60), not_chosen=())
     for name in names(out, "late"):
@@ -195,7 +195,7 @@ def test_a_branch_snapshot_that_is_lost_comes_back_and_its_children_stay(base: P
     assert "main-00000005-a0003" in names(out) and "main-00000004-a0003" not in names(out)
 
 
-def test_stopped_and_resumed_in_the_trunk_a_branch_and_a_piece(base: Path, tmp_path: Path) -> None:
+def test_stopped_and_resumed_in_the_trunk_a_branch_and_a_piece(base, tmp_path):
     def at(stage: str, iter: int) -> Callable[[list[Event]], bool]:
         # Asked before the update is told: the stop comes after the next one.
         return lambda seen: any((e.stage, e.iter) == (stage, iter) for e in of(seen, Iterated) + of(seen, Retraced))
@@ -216,7 +216,7 @@ def test_stopped_and_resumed_in_the_trunk_a_branch_and_a_piece(base: Path, tmp_p
 
 
 @pytest.mark.long
-def test_not_enabled_then_enabled(base: Path, tmp_path: Path) -> None:
+def test_not_enabled_then_enabled(base, tmp_path):
     schedule, out = tmp_path / "s", tmp_path / "out"
     make_schedule(schedule, base / "data", MAIN + CUT.replace("from", "enabled: false from") + LATE)
     events = go(schedule, out)
@@ -231,7 +231,7 @@ def test_not_enabled_then_enabled(base: Path, tmp_path: Path) -> None:
     assert {k: v for k, v in ids(base / "out").items() if k != "end@2"} == ids(out)
 
 
-def test_an_edit_of_one_stage_trains_it_and_what_follows_from_it(base: Path, out: Path, tmp_path: Path) -> None:
+def test_an_edit_of_one_stage_trains_it_and_what_follows_from_it(base, out, tmp_path):
     edited = (
         TREE.replace("base_lr: 0.01", "base_lr: 0.015") + 'stage { name: "on" from: "cut_b" solver: "cut.prototxt" }'
     )

@@ -44,7 +44,7 @@ NEVER = lambda done: False  # noqa: E731
         (-5.0, 3, 40.0, True),
     ],
 )
-def test_when_an_iteration_is_hopeless(left: float | None, done: int, usual: float | None, expected: bool) -> None:
+def test_when_an_iteration_is_hopeless(left, done, usual, expected):
     assert hopeless(left, done, 4, 10.0, usual) is expected
 
 
@@ -59,9 +59,7 @@ def one_update(state: TrainState, comm: Comm, reducer, i: int, give_up=NEVER) ->
 
 @pytest.mark.parametrize("determinism", list(Determinism))
 @pytest.mark.parametrize("workers, rank, done", [(1, 0, 0), (1, 0, 3), (2, 0, 1), (2, 1, 0), (3, 0, 1), (3, 2, 0)])
-def test_one_rank_breaks_off_and_all_leave_the_state_as_it_was(
-    determinism: Determinism, workers: int, rank: int, done: int
-) -> None:
+def test_one_rank_breaks_off_and_all_leave_the_state_as_it_was(determinism, workers, rank, done):
     def work(comm: Comm) -> None:
         def fresh() -> tuple[TrainState, object]:
             state = make_state(ConvNet(dropout=0.3), SOLVER, CPU)
@@ -86,7 +84,7 @@ def test_one_rank_breaks_off_and_all_leave_the_state_as_it_was(
     Threads(workers).run(work)
 
 
-def test_what_has_overflowed_is_not_kept_by_a_stop(tmp_path: Path) -> None:
+def test_what_has_overflowed_is_not_kept_by_a_stop(tmp_path):
     """The weights are infinite after the first update, which only the next one's loss would tell."""
     tiny.make_data(tmp_path / "data")
     init = 'base_lr: 1e25 weight_decay: 1e25 lr_policy: "fixed" max_iter: 6 on_nan: ROLLBACK'
@@ -112,7 +110,7 @@ def live(base: Path, out: Path, after: tuple[str, int] | None) -> list[Event]:
     return go(base / "schedule", out, stop=lambda seen: bool(told), at=at, stopping=stopping)
 
 
-def test_runs_that_break_off_iterations_come_to_the_same_bits(tmp_path: Path) -> None:
+def test_runs_that_break_off_iterations_come_to_the_same_bits(tmp_path):
     tiny.make_data(tmp_path / "data")
     small.make_schedule(tmp_path / "schedule", tmp_path / "data")
     assert isinstance(live(tmp_path, tmp_path / "straight", None)[-1], RunFinished)
@@ -135,7 +133,7 @@ def test_runs_that_break_off_iterations_come_to_the_same_bits(tmp_path: Path) ->
     assert processes.ends(out) == processes.ends(tmp_path / "straight")
 
 
-def test_what_was_evaluated_before_a_stop_is_not_evaluated_again(tmp_path: Path) -> None:
+def test_what_was_evaluated_before_a_stop_is_not_evaluated_again(tmp_path):
     """No snapshot is due at that iteration: the one that the stop writes knows of the evaluation."""
     tiny.make_data(tmp_path / "data")
     init = 'base_lr: 0.1 lr_policy: "fixed" max_iter: 4 snapshot: 2 test_interval: 3'

@@ -49,7 +49,7 @@ def state(ref: SnapshotRef) -> str:
     return f"{ref.stage}-{ref.iter}-a{ref.attempt}"
 
 
-def test_a_stage_does_not_begin_anew_while_its_snapshots_do_not_answer(keeper: Keeper) -> None:
+def test_a_stage_does_not_begin_anew_while_its_snapshots_do_not_answer(keeper):
     ref = commit(keeper, 5)
     keeper.disk = Failing("MANIFEST.json")
     with pytest.raises(StorageError, match=f"can't read snapshot {ref.name}, and no other of its stage") as caught:
@@ -57,7 +57,7 @@ def test_a_stage_does_not_begin_anew_while_its_snapshots_do_not_answer(keeper: K
     assert "move the snapshot away" in caught.value.hint and aside(keeper) == []
 
 
-def test_what_a_stage_left_that_the_schedule_has_no_more_stops_nothing(keeper: Keeper) -> None:
+def test_what_a_stage_left_that_the_schedule_has_no_more_stops_nothing(keeper):
     end = commit(keeper, 9)
     left = commit(keeper, 4, "last", end.id)
     keeper.schedule = replace(keeper.schedule, stages=keeper.schedule.stages[:2])
@@ -65,7 +65,7 @@ def test_what_a_stage_left_that_the_schedule_has_no_more_stops_nothing(keeper: K
     assert [s.state for s in keeper.plan().stages] == [State.DONE, State.FRESH]
 
 
-def test_one_that_answers_the_next_time_is_gone_on_from(keeper: Keeper) -> None:
+def test_one_that_answers_the_next_time_is_gone_on_from(keeper):
     commit(keeper, 5)
     # `names`, and the manifest twice.
     keeper.disk = FaultyDisk("EIO@2-3")  # type: ignore[assignment]
@@ -73,14 +73,14 @@ def test_one_that_answers_the_next_time_is_gone_on_from(keeper: Keeper) -> None:
     assert main.state is State.RESUME and main.iter == 5
 
 
-def test_a_bad_sector_stops_no_stage_that_has_another(keeper: Keeper) -> None:
+def test_a_bad_sector_stops_no_stage_that_has_another(keeper):
     commit(keeper, 3)
     newest = commit(keeper, 5)
     keeper.disk = Failing(f"{newest.name}/MANIFEST.json")
     assert keeper.plan().stages[0].iter == 3
 
 
-def test_what_can_not_be_read_is_set_aside_only_when_another_can(keeper: Keeper) -> None:
+def test_what_can_not_be_read_is_set_aside_only_when_another_can(keeper):
     old, new = commit(keeper, 3), commit(keeper, 5)
     keeper.disk = Failing(WEIGHTS)
     with pytest.raises(StorageError, match="no other of its stage"):
@@ -91,7 +91,7 @@ def test_what_can_not_be_read_is_set_aside_only_when_another_can(keeper: Keeper)
     assert keeper.read(old) is not None
 
 
-def test_retention_waits_for_a_disk_that_does_not_read_back(keeper: Keeper) -> None:
+def test_retention_waits_for_a_disk_that_does_not_read_back(keeper):
     for iter in (1, 2, 3):
         keeper.retain(commit(keeper, iter))
     newest = commit(keeper, 5)
@@ -101,7 +101,7 @@ def test_retention_waits_for_a_disk_that_does_not_read_back(keeper: Keeper) -> N
     assert names(keeper) == ["main-1", "main-2", "main-3", "main-5"] and aside(keeper) == []
 
 
-def test_what_is_further_stays_until_training_has_come_as_far(keeper: Keeper) -> None:
+def test_what_is_further_stays_until_training_has_come_as_far(keeper):
     """A life that did not see them began at the seed."""
     for iter in (5, 6, 7):
         commit(keeper, iter)
@@ -116,7 +116,7 @@ def test_what_is_further_stays_until_training_has_come_as_far(keeper: Keeper) ->
     assert [state(ref) for ref in keeper.inventory().snapshots] == ["main-5-a2", "main-6-a2", "main-7-a2"]
 
 
-def test_one_of_another_network_is_refused_and_not_set_aside(keeper: Keeper) -> None:
+def test_one_of_another_network_is_refused_and_not_set_aside(keeper):
     folder = str(Path(keeper.out).parent / "dir")
     keeper.schedule = load(folder, ("model.num_classes=1000",))
     ref = commit(keeper, 5)
@@ -136,7 +136,7 @@ class Mixed(SoloComm):
         return [data, data, other, other]
 
 
-def test_the_promise_is_of_all_ranks_machines(keeper: Keeper) -> None:
+def test_the_promise_is_of_all_ranks_machines(keeper):
     cpu = torch.device("cpu")
     assert other_machines(SoloComm(), cpu) == ""
     others = other_machines(Mixed(), cpu)
