@@ -2,7 +2,9 @@
 
 import fcntl
 import os
+import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,39 +12,33 @@ from pathlib import Path
 import processes
 import pytest
 import small
-import tiny
 
 ROOT = Path(__file__).parents[2]
 
-# The launcher, with a second in the place of 30 for those that are left.
-LAUNCHER = """
-import sys
-from stagerun.launch import local
-local._END_S = 1.0
-local.program = lambda module: [{worker!r}]
-print(local.run_workers([{out!r}], 2, 1, grace=60.0))
-"""
-
-# Rank 1 fails, or is killed; rank 0 hears of it, and takes longer to save than others get; as a
-# worker's monitor it has left its report by then.
-WORKER = """
+# The launcher, with a second in the place of 30 for those that are left. Rank 1 is killed; rank 0 hears of it, and takes longer to save than
+# others get; as a worker's monitor it may have left its report by then.
+PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
-from stagerun.system import signals
+from stagerun.launch import local
 from stagerun.launch.folder import enter, report
-out, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+from stagerun.system import signals
+out, first, rank = Path(sys.argv[1]), sys.argv[2], os.environ.get("RANK")
+if rank is None:
+    local._END_S, local.program = 1.0, lambda module: [__file__]
+    print(local.run_workers([str(out), first], 2, 1, grace=60.0))
+    sys.exit()
 heard = []
 signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
 signals.release()
-enter(rank)
-if rank == 1:
-    while not (out / "0").exists():
-        time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGKILL)
+enter(int(rank))
+while rank == "1":
+    if (out / "0").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
 (out / "0").touch()
 while not heard:
     time.sleep(0.01)
-if {first}:
+if first == "reports":
     report(0, 69, "rank 1 is gone")
 time.sleep(2.5)
 (out / "saved").touch()
@@ -51,12 +47,12 @@ os._exit(69)
 """
 
 
-@pytest.mark.parametrize("first", [False, True], ids=["saves_first", "reports_first"])
-def test_rank_0_has_its_grace_to_save_when_another_is_gone(tmp_path: Path, first: bool) -> None:
-    worker = tmp_path / "worker.py"
-    worker.write_text(WORKER.format(first=first))
-    program = LAUNCHER.format(worker=str(worker), out=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, cwd=ROOT)
+@pytest.mark.parametrize("first", ["saves", "reports"])
+def test_rank_0_has_its_grace_to_save_when_another_is_gone(tmp_path: Path, first: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    words, env = [sys.executable, program, tmp_path, first], {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=env)
     assert (tmp_path / "saved").exists(), done.stderr
     assert done.stdout.startswith("(<ExitCode.PEER: 69>, 'worker 1 was killed by SIGKILL"), done.stdout + done.stderr
 
@@ -79,30 +75,32 @@ def test_files_in_the_current_folder_are_not_executed(base: Path, tmp_path: Path
     run.start(["env", "-u", "OMP_NUM_THREADS", "-C", str(tmp_path), "sh", "-c", SHIFTED, str(script)])
     try:
         small.wait_for(out / "snapshots" / "init-00000002-a0001", run)
-        threads = list(Path(f"/proc/{run.process.pid}/task").iterdir())
-        assert len(threads) > 1, "those of numpy's library, too"
-        assert sum(lets_through(thread) for thread in threads) <= 1, "but the main one"
+        status = [(task / "status").read_text() for task in Path(f"/proc/{run.process.pid}/task").iterdir()]
+        blocked = [int(re.findall(r"^SigBlk:\s*(\S+)", text, re.M)[0], 16) for text in status]
+        assert len(blocked) > 1, "those of numpy's library, too"
+        assert sum(not mask >> (signal.SIGTERM - 1) & 1 for mask in blocked) <= 1, "but the main one"
     finally:
         processes.kill_all(run.pids())
         said = run.wait()[1]
     assert "was executed" not in said
 
 
-def lets_through(thread: Path) -> bool:
-    """Whether a thread would be handed SIGTERM."""
-    line = next(line for line in (thread / "status").read_text().splitlines() if line.startswith("SigBlk:"))
-    return not int(line.split()[1], 16) >> (15 - 1) & 1
-
-
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")
-def test_temporary_files_where_no_inodes_are_left(tmp_path: Path) -> None:
-    data, there = tmp_path / "data", tmp_path / "there"
-    data.mkdir()
+def test_temporary_files_where_no_inodes_are_left(base: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
     there.mkdir()
-    tiny.make_data(data)
-    schedule = small.make_schedule(tmp_path / "schedule", data)
     for inodes in (2, 4):
-        words = [sys.executable, "-m", "stagerun", "run", schedule, "--out", tmp_path / f"out{inodes}", "--nproc", "2"]
+        words = [
+            sys.executable,
+            "-m",
+            "stagerun",
+            "run",
+            base / "schedule",
+            "--out",
+            tmp_path / f"out{inodes}",
+            "--nproc",
+            "2",
+        ]
         mounted = f"mount -t tmpfs -o nr_inodes={inodes},size=10m none {there} && TMPDIR={there} exec {shlex.join(map(str, words))}"
         done = subprocess.run(["unshare", "-m", "sh", "-c", mounted], capture_output=True, text=True, timeout=120)
         assert done.returncode == 74, done.stderr
