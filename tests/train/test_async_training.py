@@ -69,14 +69,6 @@ def test_a_run_and_its_replay_by_any_number_of_replicas(name: str) -> None:
     assert_replays(stage, run, 1, 2, 5)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_many_orders(seed: int) -> None:
-    stage = Stage(max_staleness=1 + seed, seed=seed, solver=SOLVERS["float"])
-    run = same_everywhere(stage.run(2 + seed % 4))
-    assert max(run.record.staleness) <= 1 + seed
-    assert_replays(stage, run, 1 + seed % 5)
-
-
 @pytest.mark.parametrize("name", SOLVERS)
 def test_one_replica_alone_is_plain_training(name: str) -> None:
     stage = Stage(solver=SOLVERS[name])
