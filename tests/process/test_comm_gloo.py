@@ -12,8 +12,10 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +33,7 @@ from engine_help import (
     assert_same,
     cut,
     dataset,
+    peer_error,
     started,
     tensors,
     updates,
@@ -38,6 +41,7 @@ from engine_help import (
 from facade import (
     Determinism,
     Knobs,
+    Line,
     Method,
     Model,
     PeerError,
@@ -73,6 +77,7 @@ REPLICATED = replace(
     max_iter=WARM_UP + PERIOD * MEETINGS,
     sync=Sync(method=SyncMethod.LOCAL, replicas=2, period=PERIOD),
 )
+VICTIM, ROUNDS, ELEMENTS = 3, 40, 100_003
 # What an iteration may send at most, as a share of dense.
 MOST = {"TOP_K": 0.022, "TERNGRAD": 0.065, "QSGD": 0.26}
 HEADERS = 2_000  # bytes of an iteration and worker, beside 1 % of what is sent
@@ -271,6 +276,67 @@ def peer_killed(where: str) -> Callable[[Comm, Path], None]:
 KILLED = ("FIXED", "ELASTIC", "bytes", "barrier")
 
 
+def lines(comm: Comm, out: Path) -> None:
+    """Lines between two ranks: what arrives, several at a time, and what is seen of a peer that is gone."""
+    seen: dict[str, object] = {}
+    if comm.rank < 2:
+        patient(comm, seen)
+    comm.barrier()
+    if comm.rank == 0:
+        begun = time.monotonic()
+        seen["alone"] = peer_error(lambda: Line(comm, 1, "alone", timedelta(seconds=1)))  # who never comes
+        seen["alone seconds"] = time.monotonic() - begun
+    comm.barrier()
+    if comm.rank:
+        echo(comm)
+        return
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda peer: talk(comm, peer, seen), range(1, comm.size)))
+    (out / "lines").write_text(json.dumps({**seen, "sent": comm.traffic.sent}))
+
+
+def patient(comm: Comm, seen: dict[str, object]) -> None:
+    """Nothing for longer than the two may take to meet, then tensors of odd kinds, then the other end closes."""
+    meeting = timedelta(seconds=2)
+    one, again = Line(comm, 1 - comm.rank, "patient", meeting=meeting), Line(comm, 1 - comm.rank, "another")
+    odd = [torch.tensor([], dtype=torch.float32), torch.tensor([1, 2]), torch.tensor([3.0], dtype=torch.bfloat16)]
+    if comm.rank:
+        time.sleep(meeting.total_seconds() + 1)
+        one.send(["odd"], odd)
+        one.close()
+        again.send([], [])
+        return
+    _, got = one.receive(CPU)
+    seen["odd"] = all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(got, odd, strict=True))
+    seen["closed"] = peer_error(lambda: one.receive(CPU))
+    again.receive(CPU)
+
+
+def echo(comm: Comm) -> None:
+    """To rank 0, which sends to all others at a time; in the middle the last is killed."""
+    back = Line(comm, 0, "echo")
+    for i in range(ROUNDS):
+        words, (got,) = back.receive(CPU)
+        if comm.rank == VICTIM and i == ROUNDS // 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        back.send(words, [got + comm.rank])
+    back.close()
+
+
+def talk(comm: Comm, peer: int, seen: dict[str, object]) -> None:
+    try:
+        to = Line(comm, peer, "echo")
+        for i in range(ROUNDS):
+            sent, begun = torch.arange(ELEMENTS) * 1.0 + i, time.monotonic()
+            to.send(["round", i, None, "ä"], [sent])
+            words, (got,) = to.receive(CPU)
+            assert words == ["round", i, None, "ä"] and torch.equal(got, sent + peer)
+            seen[f"rounds {peer}"] = i + 1
+        to.close()
+    except PeerError as error:
+        seen[f"error {peer}"], seen[f"seconds {peer}"] = error.message, time.monotonic() - begun
+
+
 @dataclass(frozen=True)
 class Life:
     """One set of `size` processes, each calling `work`; in some the last process `dies`."""
@@ -285,6 +351,7 @@ LIVES = [
     Life(1, replicated),
     *(Life(size, work) for work in (straight, resumed, sent, replicated) for size in SIZES),
     Life(2, compressed),
+    Life(VICTIM + 1, lines, dies=True),
     *(Life(3, peer_killed(where), dies=True) for where in KILLED),
 ]
 
@@ -380,6 +447,26 @@ def test_what_is_counted_as_sent_crosses_the_socket_and_a_method_sends_no_more_t
     wire, traffic = found[method]
     assert traffic <= wire <= 1.01 * traffic + HEADERS
     assert wire <= MOST.get(method, 2) * found["NONE"][0]
+
+
+@pytest.fixture
+def seen(out):
+    return json.loads((out / "lines").read_text())
+
+
+def test_a_line_waits_for_as_long_as_its_peer_lives_carries_any_tensor_and_tells_of_a_peer_that_is_gone(seen):
+    assert seen["odd"] is True
+    assert seen["closed"].startswith("lost worker 1 while trying to receive from it: ")
+    assert seen["alone"] == "worker 1 did not come within 1 s" and 0.9 < seen["alone seconds"] < 5
+
+
+def test_a_killed_peer_is_an_error_on_its_line_at_once_and_on_no_other(seen):
+    assert seen[f"error {VICTIM}"].startswith(f"lost worker {VICTIM} while trying to receive from it: ")
+    assert seen[f"seconds {VICTIM}"] < 2 and seen[f"rounds {VICTIM}"] == ROUNDS // 2
+    for peer in range(1, VICTIM):
+        assert (seen[f"rounds {peer}"], f"error {peer}" in seen) == (ROUNDS, False)
+    messages = 2 * ROUNDS + ROUNDS // 2 + 1
+    assert 0 < seen["sent"] - messages * 4 * ELEMENTS < messages * 100, "vectors, and a few words with each"
 
 
 if __name__ == "__main__":

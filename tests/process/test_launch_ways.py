@@ -1,4 +1,4 @@
-"""How our launcher starts workers, and how long it waits for them."""
+"""How our launcher starts workers, and what it leaves."""
 
 import fcntl
 import os
@@ -12,50 +12,6 @@ from pathlib import Path
 import processes
 import pytest
 import small
-
-ROOT = Path(__file__).parents[2]
-
-# The launcher, with a second in the place of 30 for those that are left. Rank 1 is killed; rank 0 hears of it, and takes longer to save than
-# others get; as a worker's monitor it may have left its report by then.
-PROGRAM = """
-import os, signal, sys, time
-from pathlib import Path
-from stagerun.launch import local
-from stagerun.launch.folder import enter, report
-from stagerun.system import signals
-out, first, rank = Path(sys.argv[1]), sys.argv[2], os.environ.get("RANK")
-if rank is None:
-    local._END_S, local.program = 1.0, lambda module: [__file__]
-    print(local.run_workers([str(out), first], 2, 1, grace=60.0))
-    sys.exit()
-heard = []
-signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
-signals.release()
-enter(int(rank))
-while rank == "1":
-    if (out / "0").exists():
-        os.kill(os.getpid(), signal.SIGKILL)
-(out / "0").touch()
-while not heard:
-    time.sleep(0.01)
-if first == "reports":
-    report(0, 69, "rank 1 is gone")
-time.sleep(2.5)
-(out / "saved").touch()
-report(0, 69, "rank 1 is gone")
-os._exit(69)
-"""
-
-
-@pytest.mark.parametrize("first", ["saves", "reports"])
-def test_rank_0_has_its_grace_to_save_when_another_is_gone(tmp_path: Path, first: str) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    words, env = [sys.executable, program, tmp_path, first], {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=env)
-    assert (tmp_path / "saved").exists(), done.stderr
-    assert done.stdout.startswith("(<ExitCode.PEER: 69>, 'worker 1 was killed by SIGKILL"), done.stdout + done.stderr
-
 
 # `PYTHON -m stagerun` becomes `PYTHON SCRIPT`.
 SHIFTED = 'python=$1; shift 3; exec "$python" "$0" "$@"'

@@ -310,20 +310,36 @@ def test_signals_are_passed_on_to_children_that_have_entered_and_to_no_one_else(
 # In the place of a worker: it enters, and hangs.
 HANGS = """
 import os, signal, sys, time
-from stagerun.launch.folder import enter
+from pathlib import Path
+from stagerun.launch.folder import enter, report
 from stagerun.system import signals
-signal.signal(signal.SIGTERM, lambda *_: None)
+rank, heard = int(os.environ["RANK"]), []
+signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
 signals.release()
-enter(int(os.environ["RANK"]))
+enter(rank)
 while True:
-    time.sleep(1)
+    time.sleep(0.1)
+"""
+# Rank 1 is killed; rank 0 hears of it, and takes longer to save than others get; as a worker's monitor it may have left its report by then.
+SAVES = """
+    if rank == 1 and (Path(os.environ["STAGERUN_REPORT_DIR"]) / "0.pid").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    if heard:
+        if {first}:
+            report(0, 69, "rank 1 is gone")
+        time.sleep(2.5)
+        Path(__file__).with_name("saved").touch()
+        report(0, 69, "rank 1 is gone")
+        os._exit(69)
 """
 
 
-def launcher(tmp_path: Path, grace: float, numbers: list[int], leaves: str = "") -> int:
-    """The exit code of a launcher of two workers that hang, which is sent these signals; `leaves`: the report of rank 0."""
-    worker = tmp_path / "worker.py"
-    worker.write_text(HANGS)
+def launcher(
+    tmp_path: Path, grace: float, numbers: list[int], leaves: str = "", worker: str = HANGS, others: float = 30.0
+) -> int:
+    """The exit code of a launcher of two workers that hang, which is sent these signals; `leaves`: the report of rank 0; `others`: the
+    seconds of those that are left."""
+    (tmp_path / "worker.py").write_text(worker)
 
     def told() -> None:
         while len(found := list(tmp_path.glob(f"{local.FOLDER_PREFIX}*/[01].pid"))) < 2:
@@ -335,7 +351,8 @@ def launcher(tmp_path: Path, grace: float, numbers: list[int], leaves: str = "")
             time.sleep(0.2)
 
     def launches() -> None:
-        tempfile.tempdir, local.program = str(tmp_path), lambda module: [str(worker)]
+        tempfile.tempdir, local.program = str(tmp_path), lambda module: [str(tmp_path / "worker.py")]
+        local._END_S = others
         with signals.held():
             threading.Thread(target=told, daemon=True).start()
         code, text = run_workers([], 2, 1, grace=grace)
@@ -343,6 +360,14 @@ def launcher(tmp_path: Path, grace: float, numbers: list[int], leaves: str = "")
         os._exit(code)
 
     return child(launches)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["saves_first", "reports_first"])
+def test_rank_0_has_its_grace_to_save_when_another_is_gone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], first: bool
+) -> None:
+    assert launcher(tmp_path, 60.0, [], worker=HANGS + SAVES.format(first=first), others=1.0) == 69
+    assert (tmp_path / "saved").exists() and capfd.readouterr().out.startswith("worker 1 was killed by SIGKILL")
 
 
 def test_the_launcher_ends_workers_whose_time_is_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -235,18 +235,6 @@ def test_a_snapshot_holds_the_replicas_and_their_average(tmp_path, data):
 
 
 @pytest.mark.long
-def test_a_stage_that_branches_off_changes_no_bit_of_the_one_it_starts_from(tmp_path, data):
-    folder = schedule(tmp_path, data, SYNCS["local"], main="max_iter: 10 snapshot: 5")
-    lives(folder, tmp_path / "alone")
-    text = (folder / "schedule.prototxt").read_text() + 'stage { name: "branch" from: "main@3" }'
-    (folder / "schedule.prototxt").write_text(text)
-    (folder / "branch.prototxt").write_text("max_iter: 2")
-    lives(folder, tmp_path / "both")
-    a, b = snapshots(tmp_path / "alone"), snapshots(tmp_path / "both")
-    assert a.items() <= b.items() and ("main-00000003", "replicas.safetensors") in b
-
-
-@pytest.mark.long
 def test_an_evaluation_is_of_the_average_and_changes_no_replica(tmp_path, data):
     """Whoever holds what, and whether a snapshot has made the average before."""
 
