@@ -155,10 +155,7 @@ def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
 
 def kill(run: Run, what: str, rng: random.Random) -> None:
     """SIGKILL to `one` worker, `all` processes, or the `launcher`."""
-    targets = {"one": [rng.choice(run.workers())], "all": run.pids(), "launcher": [run.process.pid]}[what]
-    for pid in targets:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    kill_all({"one": [rng.choice(run.workers())], "all": run.pids(), "launcher": [run.process.pid]}[what])
 
 
 def content(out: Path, but: str = "") -> dict[str, str]:
@@ -178,10 +175,7 @@ def content(out: Path, but: str = "") -> dict[str, str]:
 
 def ends(out: Path) -> dict[str, str]:
     """`content` of the last snapshot of each stage."""
-    last: dict[str, str] = {}
-    for name, digest in sorted(content(out).items()):
-        last[name.rsplit("-", 1)[0]] = digest
-    return last
+    return {name.rsplit("-", 1)[0]: digest for name, digest in sorted(content(out).items())}
 
 
 def kill_all(pids: list[int]) -> bool:
