@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import ipaddress
+import json
 import os
 import random
 import signal
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -186,3 +187,18 @@ def kill_all(pids: list[int]) -> bool:
             os.kill(pid, signal.SIGKILL)
             killed = True
     return killed
+
+
+def events(out: Path, name: str) -> list[dict[str, Any]]:
+    """Those of the log that have this name, but for a line that is being written."""
+    log = out / "log.jsonl"
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [json.loads(line) for line in lines if f'"event": "{name}"' in line and line.endswith("}")]
+
+
+def until(run: Run, found: Callable[[], object], timeout: float = 300) -> None:
+    end = time.monotonic() + timeout
+    while not found():
+        assert run.process.poll() is None, run.wait()
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.02)

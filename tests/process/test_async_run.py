@@ -1,15 +1,14 @@
 """`stagerun run` with `sync_param { method: ASYNC }`: workers that are killed or stopped, runs that go on, and replays of all of it by
 other numbers of workers, to the same bits."""
 
-import json
 import signal
-import time
 from pathlib import Path
 
 import processes
 import pytest
 import small
 import tiny
+from processes import events, until
 
 ITERATIONS = 60
 SCHEDULE = """
@@ -35,20 +34,6 @@ def schedule(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def events(out: Path, kind: str) -> list[dict[str, object]]:
-    log = out / "log.jsonl"
-    lines = log.read_text().splitlines() if log.exists() else []
-    return [json.loads(line) for line in lines if f'"event": "{kind}"' in line and line.endswith("}")]
-
-
-def wait_for(out: Path, iterations: int, run: processes.Run) -> None:
-    end = time.monotonic() + 120
-    while len(events(out, "Iterated")) < iterations:
-        assert run.process.poll() is None, run.wait()
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def last(out: Path) -> dict[str, bytes]:
     """The files of the newest snapshot: weights, momentum, record."""
     newest = max((out / "snapshots").glob("one-*"))
@@ -65,31 +50,25 @@ def assert_replays(schedule: Path, out: Path, workers: int) -> None:
     assert first == second
 
 
-def test_a_stopped_run_goes_on_and_all_of_it_is_replayed(schedule: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "whom", ["command", *(pytest.param(one, marks=pytest.mark.slow) for one in ("rank 0", "rank 1", "rank 2", "all"))]
+)
+def test_a_run_that_was_stopped_or_killed_goes_on_and_all_of_it_is_replayed(
+    whom: str, schedule: Path, tmp_path: Path
+) -> None:
+    """The command is asked to stop; the others are killed."""
     out = tmp_path / "out"
     run = small.start(schedule, out, nproc=3)
-    wait_for(out, 5, run)
-    run.process.send_signal(signal.SIGTERM)
+    until(run, lambda: len(events(out, "Iterated")) >= (5 if whom == "command" else 30))
+    if whom == "command":
+        run.process.send_signal(signal.SIGTERM)
+    else:
+        processes.kill_all(run.pids() if whom == "all" else [run.ranks()[int(whom[-1])]])
     code, said = run.wait()
-    assert code == 75, said
-    stopped = events(out, "Stopped")[-1]["iter"]
-    assert 5 <= stopped < ITERATIONS and run.gone()  # type: ignore[operator]
-    done = small.run(schedule, out, nproc=2)
-    assert done.returncode == 0, done.stdout
-    assert_replays(schedule, out, 4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["rank 0", "rank 1", "rank 2", "all"])
-def test_a_killed_run_goes_on_from_its_newest_snapshot(what: str, schedule: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    run = small.start(schedule, out, nproc=3)
-    wait_for(out, 30, run)
-    victims = run.pids() if what == "all" else [run.ranks()[int(what[-1])]]
-    processes.kill_all(victims)
-    code, said = run.wait()
-    assert code == (-signal.SIGKILL if what == "all" else 69), said
+    assert code == {"command": 75, "all": -signal.SIGKILL}.get(whom, 69), said
     assert run.gone(30)
+    first = events(out, "Stopped")[-1]["iter"] if whom == "command" else 20
+    assert 5 <= first < ITERATIONS
     done = small.run(schedule, out, nproc=4)
-    assert done.returncode == 0 and "iterations 20 to 60" in done.stdout, done.stdout
+    assert done.returncode == 0 and f"iterations {first} to 60" in done.stdout, done.stdout
     assert_replays(schedule, out, 2)

@@ -59,10 +59,8 @@ def parallel(schedule: Path, out: Path, number: int, *words: object) -> Complete
 def sent(schedule: Path, out: Path, sign: signal.Signals, stage: str) -> tuple[int, str]:
     """A run that gets a signal while it trains a stage: its exit code, and what it said."""
     words = ["run", str(schedule), "--out", str(out), "--threads", "1", "--parallel", "2"]
-    run, log = processes.Run(words).start(), out / ".parallel" / stage / "log.jsonl"
-    small.wait_for(log, run)
-    while '"Iterated"' not in log.read_text():
-        assert run.process.poll() is None, run.wait()
+    run = processes.Run(words).start()
+    processes.until(run, lambda: processes.events(out / ".parallel" / stage, "Iterated"))
     run.process.send_signal(sign)
     return run.wait()
 

@@ -8,12 +8,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import processes
 import pytest
 import small
+from processes import events, until
 
 from stagerun import store
 from stagerun.launch.watch import process
@@ -51,27 +51,13 @@ def base(base: Path) -> Path:
     return base
 
 
-def events(out: Path, name: str) -> Iterator[dict]:
-    for line in (out / "log.jsonl").read_text().splitlines():
-        if (event := json.loads(line))["event"] == name:
-            yield event
-
-
-def until(run: processes.Run, found: object, what: str, timeout: float = 300) -> None:
-    end = time.monotonic() + timeout
-    while not found():  # type: ignore[operator]
-        assert run.process.poll() is None, run.wait()
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
-
-
 def training(base: Path, out: Path, nproc: int, *arguments: object, hook: str = "") -> processes.Run:
     """A run in the midst of a stage that has no end."""
     path = os.pathsep.join([str(base / "hook"), os.environ.get("PYTHONPATH", "")])
     environment = {"PYTHONPATH": path, "HOOK": hook} if hook else {}
     run = small.start(base / "schedule", out, *small.ENDLESS, *arguments, nproc=nproc, environment=environment)
     small.wait_for(out / "log.jsonl", run)
-    until(run, lambda: any(e["stage"] == "early" for e in events(out, "Iterated")), "it does not train")
+    until(run, lambda: any(e["stage"] == "early" for e in events(out, "Iterated")))
     return run
 
 
@@ -179,7 +165,7 @@ def test_a_screen_that_no_one_reads_ends_no_run(base: Path, tmp_path: Path) -> N
 def goes_on(run: processes.Run, out: Path, iterations: int) -> None:
     """Trains so many more, and is killed."""
     before = len(list(events(out, "Iterated")))
-    until(run, lambda: len(list(events(out, "Iterated"))) > before + iterations, "it does not go on")
+    until(run, lambda: len(list(events(out, "Iterated"))) > before + iterations)
     processes.kill_all(run.pids())
     run.wait()
 
@@ -210,5 +196,5 @@ def test_a_slow_rank_or_a_lost_monitor_is_reported_and_the_run_goes_on(base: Pat
         if not slow and processes.is_monitor(pid):
             os.kill(pid, signal.SIGKILL)
     words = f"rank 1 on {HOST} is slow" if slow else "watches this one is gone"
-    until(run, lambda: any(words in e["text"] and e["warning"] for e in events(out, "Note")), "it is not reported", 240)
+    until(run, lambda: any(words in e["text"] and e["warning"] for e in events(out, "Note")), 240)
     goes_on(run, out, 3)
