@@ -29,9 +29,7 @@ from engine_help import (
     SOLVER,
     ConvNet,
     Linear,
-    arithmetic,
     assert_same,
-    cut,
     dataset,
     peer_error,
     started,
@@ -56,7 +54,6 @@ from facade import (
     momentum,
     reducer_of,
     restore,
-    update,
     weights,
 )
 
@@ -93,23 +90,22 @@ def train(
     start: Path | None = None,
     after: Callable[[int, TrainState], None] = lambda i, state: None,
 ) -> dict[str, torch.Tensor]:
-    """Iterations of a small net with BatchNorm, dropout and an unused parameter; `start`: a file of `save`."""
-    device_batch = 3
-    solver = replace(SOLVER, batch_size=logical * device_batch, device_batch_size=device_batch, precision=precision)
+    """Iterations of a small net with BatchNorm, dropout and an unused parameter; `start`: a file of `save`. `after` so many iterations."""
+    solver = replace(SOLVER, batch_size=3 * logical, device_batch_size=3, precision=precision)
     state = make_state(ConvNet(dropout=0.2), solver, CPU)
     if start is not None:
-        saved = decode(start.read_bytes())
+        saved, state.iter = decode(start.read_bytes()), iterations.start
         restore(weights(state), {k: v for k, v in saved.items() if not k.startswith("V ")})
         restore(momentum(state), {k[2:]: v for k, v in saved.items() if k.startswith("V ")})
-    reducer = make_reducer(determinism, [p.tensor for p in state.solver.parameters], comm, logical)
-    run = runs_of(logical, comm.size)[comm.rank]
-    for i in iterations:
-        whole = dataset(solver.batch_size, seed=i)
-        whole.positions = whole.positions + i * solver.batch_size
-        pieces = ((k, cut(whole, k * device_batch, (k + 1) * device_batch), k == run[-1]) for k in run)
-        update(state, pieces, Knobs(0.05 + 0.01 * i, 0.9, 0.01), reducer, arithmetic(solver), lambda: False)
-        after(i + 1, state)
-    return tensors(state)
+    batches = [dataset(solver.batch_size, seed=i) for i in iterations]
+    for i, batch in zip(iterations, batches, strict=True):
+        batch.positions += i * solver.batch_size
+
+    def knobs(i: int) -> Knobs:
+        after(i, state)
+        return Knobs(0.05 + 0.01 * i, 0.9, 0.01)
+
+    return tensors(updates(state.model, solver, batches, comm, determinism, knobs, state)[0])
 
 
 # -- what the workers do: each a life of its own
