@@ -86,10 +86,6 @@ class Job(Threads):
 
 
 class JobComm(ThreadComm):
-    def __init__(self, rank: int, job: Job) -> None:
-        super().__init__(rank, job)
-        self.job = job
-
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         def give(parts: dict[int, Tensor]) -> None:
             for part in parts.values():
@@ -132,7 +128,6 @@ class Stage:
     max_staleness: int = 3
     solver: Solver = SOLVER
     make: Callable[[], nn.Module] = ConvNet
-    loop: dict[str, Any] = field(default_factory=dict)
     data: Batch = field(default_factory=lambda: dataset(8 * ITERATIONS))
     prepare: Callable[[Asynchronous], None] = lambda pushing: None
     stop: Callable[[int, list[Event]], bool] = lambda rank, events: False
@@ -143,7 +138,7 @@ class Stage:
         self.solver = replace(self.solver, sync=sync, device_batch_size=2, max_iter=ITERATIONS, snapshot=SNAPSHOT)
 
     def stage_loop(self) -> StageLoop:
-        loop = StageLoop(
+        return StageLoop(
             stage="main",
             max_iter=ITERATIONS,
             batch_size=8,
@@ -155,7 +150,6 @@ class Stage:
             test_interval=0,
             arithmetic=arithmetic(self.solver),
         )
-        return replace(loop, **self.loop)
 
     def batches(self, places: Iterator[tuple[int, int]]) -> Iterator[Batch]:
         for position, count in places:
