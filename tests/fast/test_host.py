@@ -24,18 +24,25 @@ def group(roots: Roots, lines: str) -> None:
     (roots.proc / "self" / "cgroup").write_text(lines)
 
 
-def v2(folder: Path, most: str, used: int, inactive: int = 0) -> None:
+def v2(roots: Roots, name: str, most: str, used: int, inactive: int = 0) -> None:
+    """Of control groups of version 2; `v1` are the other ones."""
+    folder = roots.cgroup / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "memory.max").write_text(f"{most}\n")
     (folder / "memory.current").write_text(f"{used}\n")
     (folder / "memory.stat").write_text(f"anon 5\nactive_file 7\ninactive_file {inactive}\n")
 
 
-def test_here() -> None:
-    assert available_memory() > 1 << 20
+def v1(roots: Roots, name: str, most: int, used: int, inactive: int = 0) -> None:
+    folder = roots.cgroup / "memory" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.limit_in_bytes").write_text(f"{most}\n")
+    (folder / "memory.usage_in_bytes").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"inactive_file 9\ntotal_inactive_file {inactive}\n")
 
 
 def test_without_control_groups_it_is_the_machines(roots: Roots) -> None:
+    assert available_memory() > 1 << 20
     assert available_memory(roots) == MACHINE
     group(roots, "0::/gone\n3:cpu:/\n")
     assert available_memory(roots) == MACHINE
@@ -44,42 +51,28 @@ def test_without_control_groups_it_is_the_machines(roots: Roots) -> None:
 def test_the_tightest_of_all_groups_above(roots: Roots) -> None:
     """Slurm limits the job; the step below it, in which the process is, says `max`."""
     group(roots, "0::/slurm/job_7/step_0\n")
-    v2(roots.cgroup / "slurm" / "job_7" / "step_0", "max", 10)
+    v2(roots, "slurm/job_7/step_0", "max", 10)
     assert available_memory(roots) == MACHINE
-    v2(roots.cgroup / "slurm" / "job_7", "3000000", 1000000)
+    v2(roots, "slurm/job_7", "3000000", 2900000, inactive=1900000)  # pages that the kernel gives back are free
     assert available_memory(roots) == 2000000
-    v2(roots.cgroup / "slurm", "4000000", 2500000)
+    v2(roots, "slurm", "4000000", 2500000)
     assert available_memory(roots) == 1500000
-    v2(roots.cgroup, "1600000", 1700000)  # in a container the mount itself is a group
+    v2(roots, "", "1600000", 1700000)  # in a container the mount itself is a group
     assert available_memory(roots) == 0
-
-
-def test_pages_that_the_kernel_gives_back_are_free(roots: Roots) -> None:
-    group(roots, "0::/box\n")
-    v2(roots.cgroup / "box", "3000000", 2900000, inactive=2000000)
-    assert available_memory(roots) == 2100000
 
 
 def test_version_1_where_memory_is_mounted_by_itself(roots: Roots) -> None:
     group(roots, "9:cpu,cpuacct:/a\n4:memory:/slurm/job_7\n0::/\n")
-    job = roots.cgroup / "memory" / "slurm" / "job_7"
-    job.mkdir(parents=True)
-    (job / "memory.limit_in_bytes").write_text("9223372036854771712\n")  # none
-    (job / "memory.usage_in_bytes").write_text("5000\n")
+    v1(roots, "slurm/job_7", 9223372036854771712, 5000)  # none
     assert available_memory(roots) == MACHINE
-    (job.parent / "memory.limit_in_bytes").write_text("3000000\n")
-    (job.parent / "memory.usage_in_bytes").write_text("2500000\n")
-    (job.parent / "memory.stat").write_text("inactive_file 9\ntotal_inactive_file 500000\n")
+    v1(roots, "slurm", 3000000, 2500000, inactive=500000)
     assert available_memory(roots) == 1000000
 
 
-def test_a_path_of_the_host_in_a_container(roots: Roots) -> None:
-    group(roots, "4:memory:/docker/0123\n")
-    (roots.cgroup / "memory").mkdir(parents=True)
-    (roots.cgroup / "memory" / "memory.limit_in_bytes").write_text("3000000\n")
-    (roots.cgroup / "memory" / "memory.usage_in_bytes").write_text("1000000\n")
-    assert available_memory(roots) == 2000000
-    group(roots, "4:memory:/../../..\n")
+@pytest.mark.parametrize("path", ["/docker/0123", "/../../.."])
+def test_a_path_of_the_host_in_a_container(roots: Roots, path: str) -> None:
+    group(roots, f"4:memory:{path}\n")
+    v1(roots, "", 3000000, 1000000)
     assert available_memory(roots) == 2000000
 
 

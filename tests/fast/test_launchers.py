@@ -2,7 +2,6 @@
 5.0.2, Slurm 22.05, without what no one reads), which hosts there are, and where the ranks meet. What is no host: tests/cases/hosts.txt."""
 
 import sys
-from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -87,10 +86,6 @@ def test_a_process_that_is_alone_may_start_workers_itself(text: str) -> None:
     assert not launched(env(text)) and from_environment(env(text)) == World() and started_by(env(text)) == ""
 
 
-def test_torchrun_is_joined_with_one_worker_too() -> None:
-    assert launched(env("RANK=0 WORLD_SIZE=1"))
-
-
 @pytest.mark.parametrize(
     "text, said",
     [
@@ -110,15 +105,12 @@ def test_contradictions_are_reported(text: str, said: str) -> None:
         from_environment(env(text))
 
 
-def test_a_rank_that_is_set_for_all_alike_is_not_who_speaks() -> None:
+def test_who_speaks_and_whose_terminal_it_is() -> None:
+    assert launched(env("RANK=0 WORLD_SIZE=1")), "torchrun is joined with one worker, too"
+    # A rank that is set for all alike is not who speaks; but a script's is, which starts several in each of its processes.
     assert rank_said(env(f"RANK=0 WORLD_SIZE=3 {STEP}")) == 2 and rank_said(env(f"RANK=0 WORLD_SIZE=1 {OPEN_MPI}")) == 3
-    assert rank_said(env(f"RANK=0 WORLD_SIZE=6 {STEP}")) == 0, (
-        "a script's, which starts several in each of its processes"
-    )
-
-
-def test_whose_terminal_it_is() -> None:
-    """Open MPI gives each rank one, and writes into a file what comes out of it."""
+    assert rank_said(env(f"RANK=0 WORLD_SIZE=6 {STEP}")) == 0
+    # Open MPI gives each rank a terminal, and writes into a file what comes out of it.
     assert relayed(env(OPEN_MPI.replace("SIZE=5", "SIZE=1").replace("RANK=3", "RANK=0"))) and relayed(env(STEP))
     assert not relayed(env("RANK=1 WORLD_SIZE=4 TORCHELASTIC_RUN_ID=x")) and not relayed(env(BATCH)) and not relayed({})
 
@@ -139,18 +131,13 @@ def test_whose_terminal_it_is() -> None:
     ],
 )
 def test_forms(tmp_path: Path, text: str, expected: list[tuple[str, int | None]]) -> None:
-    (tmp_path / "hosts").write_text(text)
-    assert [(host.name, host.slots) for host in read_hosts(str(tmp_path / "hosts"))] == expected
-
-
-def test_a_list() -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text(text)
+    assert [(host.name, host.slots) for host in read_hosts(str(hosts))] == expected
     assert [(host.name, host.slots) for host in read_hosts("a,b:2, c")] == [("a", None), ("b", 2), ("c", None)]
-
-
-def test_a_file_of_bytes(tmp_path: Path) -> None:
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\0")
+    hosts.write_bytes(b"\xff\xfe\0")
     with pytest.raises(UsageError, match="not a text file"):
-        read_hosts(str(tmp_path / "binary"))
+        read_hosts(str(hosts))
 
 
 # -- Slurm's short forms
@@ -159,31 +146,36 @@ def test_a_file_of_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text, names",
     [
-        ("node1", ["node1"]),
-        ("node[1-3,7]", ["node1", "node2", "node3", "node7"]),
-        ("n[08-11]", ["n08", "n09", "n10", "n11"]),
-        ("a1b[01-03]c", ["a1b01c", "a1b02c", "a1b03c"]),
-        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
-        ("gpu2,node[3,5-6],login.example.org", ["gpu2", "node3", "node5", "node6", "login.example.org"]),
-        ("n[9-10]", ["n9", "n10"]),
+        ("node1", "node1"),
+        ("node[1-3,7]", "node1 node2 node3 node7"),
+        ("n[08-11]", "n08 n09 n10 n11"),
+        ("a1b[01-03]c", "a1b01c a1b02c a1b03c"),
+        ("r[1-2]n[1-2]", "r1n1 r1n2 r2n1 r2n2"),
+        ("gpu2,node[3,5-6],login.example.org", "gpu2 node3 node5 node6 login.example.org"),
+        ("n[9-10]", "n9 n10"),
+        *(
+            (text, "")
+            for text in ("", "a,,b", "n[1-", "n[1", "n]1[", "n[2-1]", "n[a-b]", "n[]", "n[1-99999999999]", "n[[1]]")
+        ),
     ],
 )
-def test_names(text: str, names: list[str]) -> None:
-    assert expand(text) == names
+def test_names(text: str, names: str) -> None:
+    """'': it is none."""
+    if names:
+        assert expand(text) == names.split()
+    else:
+        with pytest.raises(ValueError, match="`"):
+            expand(text)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a,,b", "n[1-", "n[1", "n]1[", "n[2-1]", "n[a-b]", "n[]", "n[1-99999999999]", "n[[1]]"]
+    "text, tasks",
+    [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), *((text, []) for text in ("", "2(x", "x", "2(x999999999)"))],
 )
-def test_names_that_are_none(text: str) -> None:
-    with pytest.raises(ValueError, match="`"):
-        expand(text)
-
-
-def test_tasks_per_node() -> None:
-    assert per_node("2(x3),1") == [2, 2, 2, 1]
-    assert per_node("4") == [4]
-    for text in ("", "2(x", "x", "2(x999999999)"):
+def test_tasks_per_node(text: str, tasks: list[int]) -> None:
+    if tasks:
+        assert per_node(text) == tasks
+    else:
         with pytest.raises(ValueError, match="`"):
             per_node(text)
 
@@ -193,29 +185,22 @@ def test_tasks_per_node() -> None:
 
 def test_a_port_that_all_compute_alike() -> None:
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
-    assert (
-        job_number(step)
-        != job_number({**step, "SLURM_STEP_ID": "1"})
-        != job_number({**step, "SLURM_RESTART_COUNT": "1"})
-    )
-    assert 20000 <= port_of(job_number(step)) < 30000
-    assert job_number({"PATH": "/bin"}) == ""
+    others = {**step, "SLURM_STEP_ID": "1"}, {**step, "SLURM_RESTART_COUNT": "1"}
+    assert len({job_number(one) for one in (step, *others)}) == 3
+    assert 20000 <= port_of(job_number(step)) < 30000 and job_number({"PATH": "/bin"}) == ""
 
 
-def said(rank: int, size: int, local_size: int, launcher: str, environment: dict[str, str]) -> Callable[[], object]:
+def said(rank: int, size: int, local_size: int, launcher: str, environment: dict[str, str]) -> object:
     world = World(rank=rank, size=size, local_rank=0, local_size=local_size, launcher=launcher)
-    return lambda: meet(world, environment, patience=5.0)
+    return meet(world, environment, patience=5.0)
 
 
-def test_one_node_needs_no_more_than_the_jobs_number() -> None:
+def test_one_node_needs_no_more_than_the_jobs_number_and_what_is_given_counts() -> None:
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "far"}
-    first, second = (said(rank, 2, 2, "srun", step)() for rank in range(2))
+    first, second = (said(rank, 2, 2, "srun", step) for rank in range(2))
     assert first == second == meeting.Meeting("127.0.0.1", port_of(job_number(step)), "lo")
-
-
-def test_what_is_given_counts() -> None:
     given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    assert said(0, 2, 2, "mpiexec.hydra", given)() == meeting.Meeting("127.0.0.1", 29500)
+    assert said(0, 2, 2, "mpiexec.hydra", given) == meeting.Meeting("127.0.0.1", 29500)
 
 
 ROUTES = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
@@ -240,7 +225,7 @@ def test_rank_0_at_its_own_name_takes_the_interface_of_the_default_route(mislead
     assert by_default([DOCKER], ROUTES) == by_default([DOCKER], "") == DOCKER
     assert by_default([DOCKER, ETH], "") is None
     given = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-    assert said(0, 2, 1, "srun", given)() == meeting.Meeting("localhost", 29500, "eth0")
+    assert said(0, 2, 1, "srun", given) == meeting.Meeting("localhost", 29500, "eth0")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +244,7 @@ def test_no_place_to_meet_is_reported(
 ) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)  # it can't be imported
     with pytest.raises(PeerError, match=text):
-        said(0, 2, 1, launcher, environment)()
+        said(0, 2, 1, launcher, environment)
 
 
 class OfFour:
@@ -286,9 +271,9 @@ def test_under_mpi_rank_0_says_by_mpi4py_where_it_is(
     misleading.setitem(sys.modules, "mpi4py", mpi4py)
     misleading.setattr(meeting, "own_name_misleads", lambda: misleads)
     environment = {"GLOO_SOCKET_IFNAME": wanted} if wanted else {}
-    first, other = (said(rank, 4, 2, "Open MPI's mpirun", environment)() for rank in (0, 3))
+    first, other = (said(rank, 4, 2, "Open MPI's mpirun", environment) for rank in (0, 3))
     assert isinstance(first, meeting.Meeting) and first == other
     assert (first.address, first.interface) == (address, interface) and first.port > 0
     with pytest.raises(PeerError, match="it sees 4 of 6 ranks") as caught:
-        said(0, 6, 2, "Open MPI's mpirun", {})()
+        said(0, 6, 2, "Open MPI's mpirun", {})
     assert "-x MASTER_ADDR=HOST" in caught.value.hint

@@ -3,7 +3,7 @@
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
@@ -51,7 +51,7 @@ def taken(out: Path, me: Identity = HERE, locked: bool = True, clock: Clock | No
 
 
 def life(out: Path, attempt: int) -> Life:
-    (found,) = (seen.life for seen in store.last_lives(LocalDisk(), out, KEPT) if seen.attempt == attempt)
+    found = next(seen.life for seen in store.last_lives(LocalDisk(), out, KEPT) if seen.attempt == attempt)
     assert found is not None
     return found
 
@@ -110,83 +110,70 @@ def test_nobody_waits_for_a_life_that_has_ended_wherever_that_was(out: Path, cod
     assert clock.now == 1000
 
 
-def written(out: Path, content: bytes) -> None:
-    taken(out)
-    (out / "lives" / "a0001.json").write_bytes(content)
-
-
-def changed(out: Path, host: str = "h", **changes: object) -> None:
-    taken(out)
-    other = replace(life(out, 1), process=replace(HERE, host=host), **changes)  # type: ignore[arg-type]
-    (out / "lives" / "a0001.json").write_text(json.dumps(asdict(other)))
-
-
-def put(out: Path, make: Callable[[Path], object]) -> None:
-    (out / "lives").mkdir()
-    make(out / "lives" / "a0001.json")
-
-
-NO_NAME = "left no readable name in a0001.json"
-SILENT: dict[str, tuple[Callable[[Path], object], str]] = {
-    "elsewhere": (lambda out: taken(out, NODE7), "process 12 on node7, since 20"),
-    "after a reboot": (lambda out: taken(out, replace(HERE, boot="another")), f"process {HERE.pid} on "),
-    "in a container": (lambda out: taken(out, replace(HERE, namespace="another")), f"process {HERE.pid} on "),
-    **{
-        f"a file of {text[:9]!r}": (lambda out, text=text: written(out, text), NO_NAME)
-        for text in (b"", b"{", b"[" * 5000, b'{"process": 3, "attempt": 1}', b"x" * (1 << 17))
-    },
-    "another attempt": (lambda out: changed(out, attempt=2), NO_NAME),
-    "no number": (lambda out: changed(out, beat="1"), NO_NAME),
-    "escapes": (lambda out: changed(out, host="\x1b[31m"), NO_NAME),
-    # What is no file is not opened.
-    "a link": (lambda out: put(out, lambda path: path.symlink_to(out / "precious")), NO_NAME),
-    "a pipe": (lambda out: put(out, os.mkfifo), NO_NAME),
-    "a folder": (lambda out: put(out, Path.mkdir), NO_NAME),
-}
-
-
-@pytest.mark.parametrize("kind", SILENT)
-def test_a_silent_one_is_waited_for_and_then_taken_over(out: Path, kind: str) -> None:
-    (out / "precious").write_bytes(b"x")
-    make, named = SILENT[kind]
-    first = make(out)
+def wait_and_take(out: Path, named: str) -> None:
+    """A second life waits for one that is silent, says for whom, and takes over."""
     clock, said = Clock(), list[str]()
     second = lease(out, clock=clock)
     second.wait(True, said.append)
-    assert second.take("", ()) == 2
-    assert WAIT <= clock.now - 1000 < WAIT + 5
+    assert second.take("", ()) == 2 and WAIT <= clock.now - 1000 < WAIT + 5
     (line,) = said
     assert named in line and "for 15 s at most" in line and line.isprintable()
-    if isinstance(first, Lease):
-        assert life(out, 1).taken_by == 2
-        with pytest.raises(FolderInUseError, match="life 2"):
-            first.require_held()
 
 
-@pytest.mark.parametrize("after", [0.5, 7, 14.9])
-def test_one_that_gives_a_sign_of_life_is_left_alone(out: Path, after: float) -> None:
+@pytest.mark.parametrize("away", [NODE7, replace(HERE, boot="another"), replace(HERE, namespace="another")])
+def test_a_silent_one_is_waited_for_and_then_taken_over(out: Path, away: Identity) -> None:
+    """Elsewhere, after a reboot, in a container."""
+    first = taken(out, away)
+    wait_and_take(out, f"process {away.pid} on {away.host}, since 20")
+    assert life(out, 1).taken_by == 2
+    with pytest.raises(FolderInUseError, match="life 2"):
+        first.require_held()
+
+
+def changed(path: Path, host: str = "h", **changes: object) -> None:
+    path.parent.rmdir()
+    taken(path.parents[1])
+    other = replace(life(path.parents[1], 1), process=replace(HERE, host=host), **changes)  # type: ignore[arg-type]
+    path.write_text(json.dumps(asdict(other)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(b"", b"{", b"[" * 5000, b'{"process": 3, "attempt": 1}', b"x" * (1 << 17)),
+        lambda path: changed(path, attempt=2),
+        lambda path: changed(path, beat="1"),
+        lambda path: changed(path, host="\x1b[31m"),
+        # What is no file is not opened.
+        lambda path: path.symlink_to(path.parents[1] / "precious"),
+        os.mkfifo,
+        Path.mkdir,
+    ],
+)
+def test_and_so_is_one_whose_name_cannot_be_read(out: Path, make: bytes | Callable[[Path], object]) -> None:
+    (out / "precious").write_bytes(b"x")
+    (out / "lives").mkdir()
+    path = out / "lives" / "a0001.json"
+    path.write_bytes(make) if isinstance(make, bytes) else make(path)
+    wait_and_take(out, "left no readable name in a0001.json")
+
+
+@pytest.mark.parametrize("after, asleep", [(0.5, 0), (7, 0), (14.9, 0), (1, 1000)])
+def test_one_that_gives_a_sign_of_life_is_left_alone(out: Path, after: float, asleep: float) -> None:
+    """`asleep`: of a taker that was stopped itself; its clock says that the time is over, but it has not looked for all of it."""
     first = taken(out, NODE7)
     clock = Clock()
-    clock.then[after] = first.beat
+
+    def beats() -> None:
+        clock.now += asleep
+        first.beat()
+
+    clock.then[after] = beats
     with pytest.raises(FolderInUseError, match="process 12 on node7") as caught:
         taken(out, clock=clock)
     assert caught.value.exit_code == ExitCode.IN_USE and "--out" in caught.value.hint
     first.require_held()
     assert os.listdir(out / "lives") == ["a0001.json"]
-
-
-def test_a_taker_that_was_stopped_itself_looks_once_more(out: Path) -> None:
-    """Its clock says that the time is over; but it has not looked for all of it, and the holder lives."""
-    first = taken(out, NODE7)
-    clock = Clock()
-
-    def asleep() -> None:
-        clock.now += 1000
-        first.beat()
-
-    clock.then[1] = asleep
-    with pytest.raises(FolderInUseError):
-        taken(out, clock=clock)
 
 
 @pytest.mark.parametrize("took", [[6.0], [6.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 6.0]])
@@ -290,17 +277,10 @@ def tree(out: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
-@pytest.fixture
-def woken(out: Path) -> Iterator[tuple[Path, Lease, Lease]]:
-    """(OUT with a snapshot of life 1, the lease of life 1 on node7, that of life 2 which has taken over)."""
+def test_one_that_comes_back_may_not_publish(out: Path) -> None:
     first = taken(out, NODE7)
-    commit(out, first, 100)
-    yield out, first, taken(out)
-
-
-def test_one_that_comes_back_may_not_publish(woken: tuple[Path, Lease, Lease]) -> None:
-    out, first, second = woken
-    before = tree(out)
+    commit(out, first)
+    second, before = taken(out), tree(out)
     with pytest.raises(FolderInUseError) as caught:
         commit(out, first, 200, attempt=1)
     assert f"life 2, process {os.getpid()} on" in caught.value.message and caught.value.exit_code == 73
@@ -341,27 +321,16 @@ def test_one_that_comes_back_in_the_middle_of_publishing_takes_nobodys_place(out
         assert found.snapshots[-1].attempt == 2, "the order puts that of the higher attempt after the other"
 
 
-class OldList(LocalDisk):
-    """A client of NFS that has not noticed a change of the folder yet."""
-
-    __slots__ = ()
-
-    def names(self, path: Path) -> list[str]:
-        return ["a0001.json"] if path.name == "lives" else super().names(path)
-
-
 def test_one_whose_file_is_gone_or_anothers_is_out(out: Path) -> None:
-    one = taken(out)
-    other = taken(out / "other", NODE8)
-    (out / "lives" / "a0001.json").unlink()
+    one, path = taken(out), out / "lives" / "a0001.json"
+    path.unlink()
     with pytest.raises(FolderInUseError, match=r"a0001\.json is gone"):
         one.require_held()
     two = taken(out)
-    (out / "other" / "lives" / "a0001.json").rename(out / "lives" / "a0001.json")
+    taken(out / "other", NODE8)
+    (out / "other" / "lives" / "a0001.json").rename(path)
     with pytest.raises(FolderInUseError, match="life 1, process 12 on node8"):
         two.require_held()
-    with pytest.raises(FolderInUseError):
-        other.require_held()
 
 
 def test_a_file_of_its_own_that_was_torn_is_mended(out: Path) -> None:
@@ -435,7 +404,6 @@ def test_a_life_that_was_made_though_the_answer_was_an_error_is_made(out: Path, 
     one.wait(True, pytest.fail)
     assert one.take("", ()) == 1
     one.require_held()
-    assert os.listdir(out / "lives") == ["a0001.json"]
 
 
 def test_a_folder_of_lives_that_is_a_link_is_refused_at_once(out: Path) -> None:
@@ -449,17 +417,15 @@ def test_a_folder_of_lives_that_is_a_link_is_refused_at_once(out: Path) -> None:
 # ---- what a server shows for an instant
 
 
-class Gap(LocalDisk):
-    """At look number `at` at the file of a life, counted from 1, it has no name, or `code`."""
+def gap(at: int, code: int) -> HookedDisk:
+    """At look number `at` at the file of a life, counted from 1, it gives this error."""
+    looks = count(1)
 
-    def __init__(self, at: int, code: int = errno.ENOENT, times: int = 1) -> None:
-        self.at, self.code, self.times, self.looks = at, code, times, 0
+    def before(call: int, name: str) -> None:
+        if name == "read" and next(looks) == at:
+            raise OSError(code, os.strerror(code))
 
-    def read(self, path: Path, limit: int) -> bytes:
-        self.looks += 1
-        if self.at <= self.looks < self.at + self.times:
-            raise OSError(self.code, os.strerror(self.code))
-        return super().read(path, limit)
+    return HookedDisk(LocalDisk(), before)
 
 
 @pytest.mark.parametrize("code", [errno.ENOENT, errno.ESTALE])
@@ -467,11 +433,10 @@ def test_a_file_that_is_away_for_an_instant_is_no_reason_to_take_over(out: Path,
     first, clock = taken(out, NODE7), Clock()
     clock.then[4] = first.beat
     with pytest.raises(FolderInUseError):
-        lease(out, clock=clock, disk=Gap(3, code)).wait(True, lambda text: None)
-    disk = Gap(1, code)
-    first.disk = disk
+        lease(out, clock=clock, disk=gap(3, code)).wait(True, lambda text: None)  # type: ignore[arg-type]
+    first.disk = disk = gap(1, code)  # type: ignore[assignment]
     first.require_held()
-    assert disk.looks > 1 and not first.lost
+    assert disk.calls.count("read") > 1 and not first.lost
 
 
 def test_a_chain_of_takers_tells_everybody_of_the_last(out: Path) -> None:
@@ -493,26 +458,25 @@ def test_a_chain_of_takers_tells_everybody_of_the_last(out: Path) -> None:
         first.require_held()
 
 
-# ---- a file system without locks
+class OldList(LocalDisk):
+    """A client of NFS that has not noticed a change of the folder yet."""
+
+    __slots__ = ()
+
+    def names(self, path: Path) -> list[str]:
+        return ["a0001.json"] if path.name == "lives" else super().names(path)
 
 
-@pytest.fixture
-def no_locks() -> Iterator[None]:
-    with audited.no_flock(errno.ENOLCK):
-        yield
-
-
-def test_without_locks_the_lease_alone_decides(out: Path, no_locks: None) -> None:
-    with Lock(out, optional=True) as lock:
-        assert not lock.held
-    with pytest.raises(StorageError, match="has no locks"):
-        Lock(out).acquire()
-    first = taken(out, locked=False)  # this process lives
+def test_without_locks_the_lease_alone_decides(out: Path) -> None:
     clock = Clock()
-    with pytest.raises(FolderInUseError, match=f"process {os.getpid()} on"):
-        taken(out, locked=False, clock=clock)
-    assert clock.now == 1000
-    first.require_held()
+    with audited.no_flock(errno.ENOLCK):
+        with Lock(out, optional=True) as lock:
+            assert not lock.held
+        first = taken(out, locked=False)  # this process lives
+        with pytest.raises(FolderInUseError, match=f"process {os.getpid()} on"):
+            taken(out, locked=False, clock=clock)
+        assert clock.now == 1000
+        first.require_held()
 
 
 # ---- whom others are told of

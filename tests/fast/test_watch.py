@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from facade import Limits, Pulse, Section
@@ -107,14 +108,22 @@ def test_ranks_that_no_one_watches_are_waited_for_as_long_as_anything_may_take()
     assert judge([seen(1, 90000, True)], 1, Limits()) is None
 
 
+def message(ranks: list[Seen]) -> str:
+    verdict = judge(ranks, len(ranks), Limits())
+    assert verdict is not None
+    return verdict.message()
+
+
+STOPPED = """rank 2 on node1 has not moved for 1 min 01 s (time-out 1 min 00 s) in section iteration, `cyc1` at iteration 512; \
+process 4002 is stopped (state T)"""
+UNREACHED = """rank 2 on node1 can't be reached for 1 min 15 s (time-out 1 min 00 s): its host, or the network to it, is down; it \
+was in section iteration, `cyc1` at or after iteration 512"""
+
+
 @pytest.mark.parametrize(
     "one, text",
     [
-        (
-            seen(2, 61.4, state="T", stopped=61.2),
-            "rank 2 on node1 has not moved for 1 min 01 s (time-out 1 min 00 s) in section iteration, `cyc1` at iteration 512; "
-            "process 4002 is stopped (state T)",
-        ),
+        (seen(2, 61.4, state="T", stopped=61.2), STOPPED),
         (
             seen(2, 61.4, state="D"),
             "process 4002 waits for a disk or a file server (state D), where no signal reaches it",
@@ -123,26 +132,18 @@ def test_ranks_that_no_one_watches_are_waited_for_as_long_as_anything_may_take()
             seen(2, 601, section=START, stage=""),
             "has not moved for 10 min 01 s (time-out 10 min 00 s) in section start",
         ),
-        (
-            seen(2, 1, silence=75.0),
-            "rank 2 on node1 can't be reached for 1 min 15 s (time-out 1 min 00 s): its host, or the network to it, is down; it "
-            "was in section iteration, `cyc1` at or after iteration 512",
-        ),
+        (seen(2, 1, silence=75.0), UNREACHED),
     ],
 )
 def test_what_is_said(one: Seen, text: str) -> None:
-    verdict = judge([seen(0, 70, True), replace(one, stack="File x\nFile y")], 2, Limits())
-    assert verdict is not None
-    said = verdict.message()
+    said = message([seen(0, 70, True), replace(one, stack="File x\nFile y")])
     assert text in said and "hint: run the same command again: it goes on from the newest snapshot" in said
     assert f"--timeout {one.section.value}=TIME" in said
     assert "  the Python stack of this rank, the newest call first:\n    File x\n    File y\n" in said
 
 
 def test_of_many_only_some_are_named() -> None:
-    verdict = judge([seen(rank, 70, stack="File x") for rank in range(64)], 64, Limits())
-    assert verdict is not None
-    said = verdict.message()
+    said = message([seen(rank, 70, stack="File x") for rank in range(64)])
     assert "rank 3 on" in said and "rank 4 on" not in said and "and 60 more" in said and said.count("File x") == 1
 
 
@@ -221,24 +222,19 @@ def test_a_suspended_job_has_no_slow_rank() -> None:
 # -- the record
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Kept:
-    """A pulse, its clock and what a monitor reads of it."""
+    """A pulse, the time, and what a monitor reads of it."""
 
     def __init__(self) -> None:
-        self.clock, self.buffer = Clock(), bytearray(SIZE)
-        self.pulse = Pulse(memoryview(self.buffer), self.clock)
+        self.now, self.buffer = 100.0, bytearray(SIZE)
+        self.pulse = Pulse(memoryview(self.buffer), lambda: self.now)
 
     def after(self, seconds: float) -> Pulse:
-        self.clock.now += seconds
+        self.now += seconds
         return self.pulse
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.read(), name)
 
     def read(self) -> Beat:
         found = read(bytes(self.buffer))
@@ -246,23 +242,33 @@ class Kept:
         return found
 
 
-def test_what_is_written_is_read() -> None:
-    kept = Kept()
+@pytest.fixture
+def kept() -> Kept:
+    return Kept()
+
+
+@pytest.fixture
+def staged(kept: Kept) -> Kept:
+    kept.pulse.stage("a", 0, compiled=False)
+    return kept
+
+
+def test_what_is_written_is_read(kept: Kept) -> None:
     assert kept.read() == Beat(moved=100.0, since=100.0)
     kept.after(1).stage("cyc1", 7, compiled=True)
     assert kept.read() == Beat(Section.FIRST_ITERATION, compiled=True, moved=101.0, since=100.0, iter=7, stage="cyc1")
     kept.after(1).wait()
-    assert kept.read().waiting and kept.read().since == 102.0 and kept.read().moved == 101.0
+    assert kept.waiting and kept.since == 102.0 and kept.moved == 101.0
     kept.after(3).go_on()
-    assert not kept.read().waiting and kept.read().moved == 105.0
+    assert not kept.waiting and kept.moved == 105.0
     kept.pulse.stage("x" * 63 + "ü" * 9, 0, compiled=False)
-    assert kept.read().stage.startswith("x" * 63)
+    assert kept.stage.startswith("x" * 63)
 
 
-def test_a_record_that_is_being_written_is_never_taken_for_whole() -> None:
-    kept, rng = Kept(), random.Random(1)
+def test_a_record_that_is_being_written_is_never_taken_for_whole(kept: Kept) -> None:
+    rng = random.Random(1)
     for number in range(300):
-        before, iter_before = bytes(kept.buffer), kept.read().iter
+        before, iter_before = bytes(kept.buffer), kept.iter
         kept.pulse.stage("s", number + 1, compiled=False)
         after = bytes(kept.buffer)
         # Any part of the new bytes may be seen before any other.
@@ -275,119 +281,108 @@ def test_a_record_that_is_being_written_is_never_taken_for_whole() -> None:
     assert read(bytes(SIZE)) is None
 
 
-def test_sections_nest_and_come_back() -> None:
-    kept = Kept()
-    kept.pulse.stage("a", 0, compiled=False)
-    with kept.after(5).section(Section.SAVE):
-        assert kept.read().section is Section.SAVE and kept.read().moved == 105.0
-        with kept.after(1).section(Section.EVALUATION):
-            assert kept.read().section is Section.EVALUATION
-        assert kept.read().section is Section.SAVE
-    assert kept.read().section is Section.FIRST_ITERATION
-    with pytest.raises(ValueError), kept.pulse.section(Section.SAVE):
+def test_sections_nest_and_come_back(staged: Kept) -> None:
+    with staged.after(5).section(Section.SAVE):
+        assert staged.section is Section.SAVE and staged.moved == 105.0
+        with staged.after(1).section(Section.EVALUATION):
+            assert staged.section is Section.EVALUATION
+        assert staged.section is Section.SAVE
+    assert staged.section is Section.FIRST_ITERATION
+    with pytest.raises(ValueError), staged.pulse.section(Section.SAVE):
         raise ValueError
-    assert kept.read().section is Section.FIRST_ITERATION
+    assert staged.section is Section.FIRST_ITERATION
 
 
-def test_what_is_met_or_reported_while_images_are_copied_is_no_progress_of_the_copy() -> None:
-    kept = Kept()
+def test_what_is_met_or_reported_while_images_are_copied_is_no_progress_of_the_copy(kept: Kept) -> None:
     with kept.pulse.section(Section.COPY):
         for _ in range(9):
             kept.after(1).wait()
             kept.after(1).go_on()
-        assert kept.read().moved == 100.0
+        assert kept.moved == 100.0
         kept.after(1).beat()
-        assert kept.read().moved == 119.0
+        assert kept.moved == 119.0
         for _ in range(3):
             kept.after(50).wait()
             kept.pulse.go_on()
             with kept.pulse.printing():
-                kept.clock.now += 1000
+                kept.now += 1000
             with kept.after(50).section(Section.SAVE):
-                assert kept.read().moved == kept.clock.now
-                kept.clock.now += 10
-        assert kept.read().section is Section.COPY
-        assert kept.clock.now - kept.read().moved == 300.0, "all but what it took to tell"
-    assert kept.read().moved == kept.clock.now
+                assert kept.moved == kept.now
+                kept.now += 10
+        assert kept.section is Section.COPY
+        assert kept.now - kept.moved == 300.0, "all but what it took to tell"
+    assert kept.moved == kept.now
 
 
 def train(kept: Kept, iterations: int, batches: int, step: float, wait: float) -> None:
     for _ in range(iterations):
-        begun = kept.clock.now
+        begun = kept.now
         for _ in beating(range(batches), kept.pulse):
-            kept.clock.now += step
+            kept.now += step
         kept.pulse.wait()
         kept.after(wait).go_on()
-        kept.pulse.iterated(kept.read().iter + 1, kept.clock.now - begun)
+        kept.pulse.iterated(kept.iter + 1, kept.now - begun)
 
 
-def test_busy_seconds_leave_out_waiting_and_the_first_iteration() -> None:
-    kept = Kept()
-    kept.pulse.stage("a", 0, compiled=False)
-    train(kept, 1, 3, step=100.0, wait=5.0)
-    assert kept.read().batches == 0 and kept.read().section is Section.ITERATION
-    train(kept, 10, 3, step=2.0, wait=5.0)
-    with kept.after(1).section(Section.EVALUATION):
-        for _ in beating(range(7), kept.pulse):
-            kept.clock.now += 3
-    assert kept.read().batches == 30 and kept.read().busy == pytest.approx(60.0) and kept.read().iter == 11
+def test_busy_seconds_leave_out_waiting_and_the_first_iteration(staged: Kept) -> None:
+    train(staged, 1, 3, step=100.0, wait=5.0)
+    assert staged.batches == 0 and staged.section is Section.ITERATION
+    train(staged, 10, 3, step=2.0, wait=5.0)
+    with staged.after(1).section(Section.EVALUATION):
+        for _ in beating(range(7), staged.pulse):
+            staged.now += 3
+    assert staged.batches == 30 and staged.busy == pytest.approx(60.0) and staged.iter == 11
 
 
-def test_the_slowest_step_is_remembered_for_a_while_without_what_others_took() -> None:
-    kept = Kept()
-    kept.pulse.stage("a", 0, compiled=False)
-    train(kept, 1, 2, step=9.0, wait=500.0)
-    assert kept.read().slowest == pytest.approx(9.0), "the first iteration says what to expect"
-    train(kept, 120, 2, step=2.0, wait=500.0)
-    assert kept.read().slowest == pytest.approx(2.0)
-    with kept.pulse.section(Section.EVALUATION):
-        assert kept.read().slowest == 0.0, "nothing is known of evaluations yet"
-        for _ in beating(range(3), kept.pulse):
-            kept.clock.now += 30
-        assert kept.read().slowest == pytest.approx(30.0)
-    assert kept.read().slowest == pytest.approx(2.0)
-    with kept.pulse.section(Section.EVALUATION):
-        assert kept.read().slowest == pytest.approx(30.0)
+def test_the_slowest_step_is_remembered_for_a_while_without_what_others_took(staged: Kept) -> None:
+    train(staged, 1, 2, step=9.0, wait=500.0)
+    assert staged.slowest == pytest.approx(9.0), "the first iteration says what to expect"
+    train(staged, 120, 2, step=2.0, wait=500.0)
+    assert staged.slowest == pytest.approx(2.0)
+    with staged.pulse.section(Section.EVALUATION):
+        assert staged.slowest == 0.0, "nothing is known of evaluations yet"
+        for _ in beating(range(3), staged.pulse):
+            staged.now += 30
+        assert staged.slowest == pytest.approx(30.0)
+    assert staged.slowest == pytest.approx(2.0)
+    with staged.pulse.section(Section.EVALUATION):
+        assert staged.slowest == pytest.approx(30.0)
 
 
-def test_a_suspension_says_nothing_of_how_long_a_step_takes() -> None:
-    kept = Kept()
-    kept.pulse.stage("a", 0, compiled=False)
-    train(kept, 11, 2, step=0.5, wait=0.1)
-    before = kept.read()
-    kept.after(0.5).beat()
-    kept.after(7200).beat()
-    kept.pulse.wait()
-    kept.after(0.1).go_on()
-    kept.pulse.iterated(12, 7200.6)
-    assert (kept.read().slowest, kept.read().busy, kept.read().batches) == (0.5, before.busy, before.batches)
-    train(kept, 1, 2, step=0.5, wait=0.1)
-    assert kept.read().busy == pytest.approx(before.busy + 1.0)
+def test_a_suspension_says_nothing_of_how_long_a_step_takes(staged: Kept) -> None:
+    train(staged, 11, 2, step=0.5, wait=0.1)
+    before = staged.read()
+    staged.after(0.5).beat()
+    staged.after(7200).beat()
+    staged.pulse.wait()
+    staged.after(0.1).go_on()
+    staged.pulse.iterated(12, 7200.6)
+    assert (staged.slowest, staged.busy, staged.batches) == (0.5, before.busy, before.batches)
+    train(staged, 1, 2, step=0.5, wait=0.1)
+    assert staged.busy == pytest.approx(before.busy + 1.0)
     # No suspension, but a rank that is allowed to be slow.
-    patient = Pulse(memoryview(kept.buffer), kept.clock, Limits({Section.ITERATION: 9000.0}))
+    patient = Pulse(memoryview(staged.buffer), lambda: staged.now, Limits({Section.ITERATION: 9000.0}))
     patient.stage("a", 0, compiled=False)
     patient.iterated(1, 1.0)
     for _ in range(2):
-        kept.clock.now += 7200
+        staged.now += 7200
         patient.beat()
-    assert kept.read().slowest == pytest.approx(7200)
+    assert staged.slowest == pytest.approx(7200)
 
 
-def test_printing_is_reported_and_an_iteration_goes_on_after_it() -> None:
-    kept = Kept()
-    kept.pulse.stage("a", 0, compiled=False)
-    train(kept, 1, 2, step=1.0, wait=0.0)
-    begun = kept.clock.now
+def test_printing_is_reported_and_an_iteration_goes_on_after_it(staged: Kept) -> None:
+    train(staged, 1, 2, step=1.0, wait=0.0)
+    begun = staged.now
     for _ in range(2):
-        kept.after(1).beat()
-    kept.pulse.wait()
-    kept.after(50).go_on()
-    with kept.pulse.section(Section.SAVE), kept.pulse.printing():
-        assert kept.read().printing and kept.read().section is Section.SAVE
-        kept.clock.now += 1000
-    assert not kept.read().printing and kept.read().moved == kept.clock.now
-    kept.pulse.iterated(2, 52.0)
-    assert begun and kept.read().busy == pytest.approx(2.0) and kept.read().batches == 2
+        staged.after(1).beat()
+    staged.pulse.wait()
+    staged.after(50).go_on()
+    with staged.pulse.section(Section.SAVE), staged.pulse.printing():
+        assert staged.printing and staged.section is Section.SAVE
+        staged.now += 1000
+    assert not staged.printing and staged.moved == staged.now
+    staged.pulse.iterated(2, 52.0)
+    assert begun and staged.busy == pytest.approx(2.0) and staged.batches == 2
 
 
 TIME_OUTS = {

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -65,47 +65,31 @@ def wires() -> tuple[Wire, Wire]:
     return Wire(a, b, gone), Wire(b, a, gone)
 
 
-class NoTurn:
+class Job(Threads):
     """All threads run at a time."""
 
-    def acquire(self) -> None: ...
-    def release(self) -> None: ...
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...
-
-
-class Job(Threads):
     def __init__(self, size: int) -> None:
-        super().__init__(size, NoTurn())
+        super().__init__(size, threading.Semaphore(size))
         self.lock = threading.Lock()
         self.lines: dict[tuple[str, tuple[int, int]], tuple[Wire, Wire]] = {}
-        self.dead: set[int] = set()
 
     def line(self, comm: "JobComm", peer: int, name: str) -> Wire:
-        own = comm.rank
-        both = (min(own, peer), max(own, peer))
+        both = (min(comm.rank, peer), max(comm.rank, peer))
         with self.lock:
-            ends = self.lines.setdefault((name, both), wires())
-        return ends[own > peer]
+            return self.lines.setdefault((name, both), wires())[comm.rank > peer]
 
     def kill(self, worker: int) -> None:
         with self.lock:
-            self.dead.add(worker)
             for (_, both), (end, _) in self.lines.items():
                 if worker in both:
                     end.close()
 
 
 class JobComm(ThreadComm):
-    def __init__(self, rank: int, job: Job) -> None:
-        super().__init__(rank, job)
-        self.job = job
-
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         def give(parts: dict[int, Tensor]) -> None:
-            for rank, part in parts.items():
-                if rank != src:
-                    part.copy_(parts[src])
+            for part in parts.values():
+                part.copy_(parts[src])
 
         self._collective(tensor, give)()
 
@@ -144,7 +128,6 @@ class Stage:
     max_staleness: int = 3
     solver: Solver = SOLVER
     make: Callable[[], nn.Module] = ConvNet
-    loop: dict[str, Any] = field(default_factory=dict)
     data: Batch = field(default_factory=lambda: dataset(8 * ITERATIONS))
     prepare: Callable[[Asynchronous], None] = lambda pushing: None
     stop: Callable[[int, list[Event]], bool] = lambda rank, events: False
@@ -155,7 +138,7 @@ class Stage:
         self.solver = replace(self.solver, sync=sync, device_batch_size=2, max_iter=ITERATIONS, snapshot=SNAPSHOT)
 
     def stage_loop(self) -> StageLoop:
-        loop = StageLoop(
+        return StageLoop(
             stage="main",
             max_iter=ITERATIONS,
             batch_size=8,
@@ -167,7 +150,6 @@ class Stage:
             test_interval=0,
             arithmetic=arithmetic(self.solver),
         )
-        return replace(loop, **self.loop)
 
     def batches(self, places: Iterator[tuple[int, int]]) -> Iterator[Batch]:
         for position, count in places:
@@ -199,11 +181,7 @@ class Stage:
     ) -> list[Found | None]:
         """What each replica has at the end; None of one that was killed. `state`: what each begins with, and `record` up to there."""
         torch.set_num_threads(1)
-        job = Job(replicas)
-
-        def begun() -> TrainState:
-            return make_state(self.make(), self.solver, CPU) if state is None else state()
-
+        job, begun = Job(replicas), state or (lambda: make_state(self.make(), self.solver, CPU))
         begins = [begun() for _ in range(replicas)]  # torch's random state is one for all
 
         def one(comm: ThreadComm) -> Found | None:
@@ -214,18 +192,12 @@ class Stage:
                 job.kill(comm.rank)
                 return None
 
-        with lines_of(job):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(training, "Line", job.line)
             return job.run(one)
 
     def replay(self, recorded: Record, replicas: int, **rest: Any) -> list[Found | None]:
         return replace(self, seed=self.seed + 7, prepare=lambda pushing: None).run(replicas, recorded=recorded, **rest)
-
-
-@contextmanager
-def lines_of(job: Job) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "Line", lambda comm, peer, name: job.line(comm, peer, name))
-        yield
 
 
 def survivors(found: Sequence[Found | None]) -> list[Found]:

@@ -24,7 +24,8 @@ BITS = {np.dtype("f4"): np.uint32, np.dtype("f8"): np.uint64}
 def drive(
     operator: Any, vectors: Sequence[np.ndarray], draw: Draw = DRAW, state: Tensor | None = None, ranks: int = 1
 ) -> tuple[np.ndarray, list[np.ndarray], list[int], Tensor | None]:
-    """What all ranks have at the end, which must be the same: the sum, the senders' residuals, bytes per sender and round, the state."""
+    """What all ranks have at the end, which must be the same: the sum, the senders' residuals, bytes per sender and round, the state.
+    Messages arrive at odd addresses, too."""
     held = [torch.from_numpy(v.copy()) for v in vectors]
     shares = [range(len(held))[r::ranks] for r in range(ranks)]
     outs = [torch.zeros_like(held[0]) for _ in shares]
@@ -37,7 +38,10 @@ def drive(
         answers = []
         for generator in running:
             try:
-                answers.append(generator.send([messages[i].clone() for i in range(len(held))]))
+                sent = [
+                    torch.cat((torch.zeros((i + ranks) % 2, dtype=torch.uint8), messages[i])) for i in range(len(held))
+                ]
+                answers.append(generator.send([m[(i + ranks) % 2 :] for i, m in enumerate(sent)]))
             except StopIteration as ended:
                 ends.append(ended.value)
     assert all(same(outs[0].numpy(), o.numpy()) for o in outs)

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import ipaddress
+import json
 import os
 import random
 import signal
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -155,10 +156,7 @@ def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
 
 def kill(run: Run, what: str, rng: random.Random) -> None:
     """SIGKILL to `one` worker, `all` processes, or the `launcher`."""
-    targets = {"one": [rng.choice(run.workers())], "all": run.pids(), "launcher": [run.process.pid]}[what]
-    for pid in targets:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    kill_all({"one": [rng.choice(run.workers())], "all": run.pids(), "launcher": [run.process.pid]}[what])
 
 
 def content(out: Path, but: str = "") -> dict[str, str]:
@@ -178,10 +176,7 @@ def content(out: Path, but: str = "") -> dict[str, str]:
 
 def ends(out: Path) -> dict[str, str]:
     """`content` of the last snapshot of each stage."""
-    last: dict[str, str] = {}
-    for name, digest in sorted(content(out).items()):
-        last[name.rsplit("-", 1)[0]] = digest
-    return last
+    return {name.rsplit("-", 1)[0]: digest for name, digest in sorted(content(out).items())}
 
 
 def kill_all(pids: list[int]) -> bool:
@@ -192,3 +187,18 @@ def kill_all(pids: list[int]) -> bool:
             os.kill(pid, signal.SIGKILL)
             killed = True
     return killed
+
+
+def events(out: Path, name: str) -> list[dict[str, Any]]:
+    """Those of the log that have this name, but for a line that is being written."""
+    log = out / "log.jsonl"
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [json.loads(line) for line in lines if f'"event": "{name}"' in line and line.endswith("}")]
+
+
+def until(run: Run, found: Callable[[], object], timeout: float = 300) -> None:
+    end = time.monotonic() + timeout
+    while not found():
+        assert run.process.poll() is None, run.wait()
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.02)

@@ -25,79 +25,67 @@ from stagerun.train.run import Output
 
 NOTHING_STARTED = folder.nothing_started(ExitCode.SAVED)
 
-KILLED = (
-    "worker 1 was killed by SIGKILL\n  hint: run the same command again: it goes on from the newest snapshot"
-)  # fmt: skip
+KILLED = "worker 1 was killed by SIGKILL\n  hint: run the same command again: it goes on from the newest snapshot"
+GONE = "peers are gone"
+SILENT = " and said nothing"
+
+# What workers report, as (rank, code, text), how those that did not end with 0 ended, and what that comes to.
+VERDICTS: list[tuple[list[tuple[int, int, str]], dict[int, int], tuple[int, str]]] = [
+    # An error that every rank met alike is reported once.
+    ([(0, 79, "nan"), (1, 79, "nan")], {0: 79, 1: 79}, (79, "nan")),
+    # Different ones are reported with their ranks.
+    ([(0, 65, "a"), (1, 65, "b")], {0: 65, 1: 65}, (65, "rank 0: a\nrank 1: b")),
+    # The one that raised it tells; the others heard of it.
+    ([(0, 74, "disk full"), (1, 74, "")], {0: 74, 1: 74}, (74, "disk full")),
+    ([(0, 64, ""), (1, 64, "typo")], {0: 64, 1: 64}, (64, "typo")),
+    # Who lost its peers is not the cause.
+    ([(0, 69, GONE), (1, 65, "bad record")], {0: 69, 1: 65}, (65, "bad record")),
+    ([(0, 70, "bug"), (1, 69, GONE)], {0: 70}, (70, "bug")),
+    # A kill is, if no one has said anything better.
+    ([(0, 69, GONE)], {0: 69, 1: -9}, (69, KILLED)),
+    ([], {1: -9, 2: -9}, (69, KILLED)),
+    ([(0, 69, GONE), (1, 74, "full")], {0: 69, 1: 74, 2: -9}, (74, "full")),
+    # The others are ended after a death; a report says more than that signal.
+    ([(0, 69, "lost"), (1, 69, "lost too")], {0: -15, 1: 69}, (69, "lost")),
+    # Stopped on demand.
+    ([(0, 75, ""), (1, 75, "")], {}, (75, "")),
+    ([(0, 75, ""), (1, 75, "")], {0: 75, 1: 75}, (75, "")),
+    # A signal that came when all was done.
+    ([(0, 0, ""), (1, 0, "")], {}, (0, "")),
+    ([(0, 0, ""), (1, 0, "")], {1: -9}, (0, "")),
+    ([(0, 0, "")], {1: -9, 2: -15}, (0, "")),
+    ([(1, 0, "")], {0: -15, 1: -9}, (69, KILLED)),
+    # One could not save: then the run didn't.
+    ([(0, 74, "full"), (1, 75, "")], {0: 74}, (74, "full")),
+    # No one said anything: an interpreter that didn't start, say.
+    ([], {0: 1}, (1, f"worker 0 ended with exit code 1{SILENT}")),
+    ([], {}, (70, f"worker 0 ended with exit code 70{SILENT}")),
+    # A stop before any worker could say so.
+    ([], {1: 75}, (75, NOTHING_STARTED)),
+    # One alone left before it met the others, who miss it.
+    ([(0, 69, GONE), (1, 75, NOTHING_STARTED)], {1: 75}, (75, NOTHING_STARTED)),
+    # No one asked: the others were stopped since one had ended.
+    ([(0, 75, NOTHING_STARTED)], {0: 75, 1: 70}, (70, f"worker 1 ended with exit code 70{SILENT}")),
+    ([], {0: 75, 1: 65}, (65, f"worker 1 ended with exit code 65{SILENT}")),
+]
+ASKED: list[tuple[list[tuple[int, int, str]], dict[int, int], tuple[int, str]]] = [
+    # Before any worker was started.
+    ([], {}, (75, NOTHING_STARTED)),
+    # Before it could say so.
+    ([], {0: 75, 1: -15}, (69, KILLED.replace("KILL", "TERM"))),
+    ([(0, 75, ""), (1, 75, "")], {1: 75}, (75, "")),
+    # One that was killed meanwhile could be the one that writes.
+    ([(1, 75, "")], {0: -9, 1: 75}, (69, KILLED.replace("worker 1", "worker 0"))),
+    # Done before the signal came.
+    ([(0, 0, ""), (1, 0, "")], {}, (0, "")),
+]
 
 
-@pytest.mark.parametrize(
-    "reports, deaths, expected",
-    [
-        # An error that every rank met alike is reported once.
-        ([Report(0, 79, "nan"), Report(1, 79, "nan")], {0: 79, 1: 79}, (79, "nan")),
-        # Different ones are reported with their ranks.
-        ([Report(0, 65, "a"), Report(1, 65, "b")], {0: 65, 1: 65}, (65, "rank 0: a\nrank 1: b")),
-        # The one that raised it tells; the others heard of it.
-        ([Report(0, 74, "disk full"), Report(1, 74, "")], {0: 74, 1: 74}, (74, "disk full")),
-        ([Report(0, 64, ""), Report(1, 64, "typo")], {0: 64, 1: 64}, (64, "typo")),
-        # Who lost its peers is not the cause.
-        ([Report(0, 69, "peers are gone"), Report(1, 65, "bad record")], {0: 69, 1: 65}, (65, "bad record")),
-        ([Report(0, 70, "bug"), Report(1, 69, "peers are gone")], {0: 70}, (70, "bug")),
-        # A kill is, if no one has said anything better.
-        ([Report(0, 69, "peers are gone")], {0: 69, 1: -9}, (69, KILLED)),
-        ([], {1: -9, 2: -9}, (69, KILLED)),
-        ([Report(0, 69, "peers are gone"), Report(1, 74, "full")], {0: 69, 1: 74, 2: -9}, (74, "full")),
-        # The others are ended after a death; a report says more than that signal.
-        ([Report(0, 69, "lost"), Report(1, 69, "lost too")], {0: -15, 1: 69}, (69, "lost")),
-        # Stopped on demand.
-        ([Report(0, 75, ""), Report(1, 75, "")], {}, (75, "")),
-        ([Report(0, 75, ""), Report(1, 75, "")], {0: 75, 1: 75}, (75, "")),
-        # A signal that came when all was done.
-        ([Report(0, 0, ""), Report(1, 0, "")], {}, (0, "")),
-        ([Report(0, 0, ""), Report(1, 0, "")], {1: -9}, (0, "")),
-        ([Report(0, 0, "")], {1: -9, 2: -15}, (0, "")),
-        ([Report(1, 0, "")], {0: -15, 1: -9}, (69, KILLED)),
-        # One could not save: then the run didn't.
-        ([Report(0, 74, "full"), Report(1, 75, "")], {0: 74}, (74, "full")),
-        # No one said anything: an interpreter that didn't start, say.
-        ([], {0: 1}, (1, "worker 0 ended with exit code 1 and said nothing")),
-        ([], {}, (70, "worker 0 ended with exit code 70 and said nothing")),
-    ],
-)
-def test_verdict(reports: list[Report], deaths: dict[int, int], expected: tuple[int, str]) -> None:
-    assert verdict(reports, deaths) == expected
-
-
-@pytest.mark.parametrize(
-    "reports, deaths, asked, expected",
-    [
-        # Before any worker was started.
-        ([], {}, True, (75, NOTHING_STARTED)),
-        # Before it could say so.
-        ([], {0: 75, 1: -15}, True, (69, "worker 1 was killed by SIGTERM")),
-        ([], {1: 75}, False, (75, NOTHING_STARTED)),
-        # One alone left before it met the others, who miss it.
-        ([Report(0, 69, "peers are gone"), Report(1, 75, NOTHING_STARTED)], {1: 75}, False, (75, NOTHING_STARTED)),
-        ([Report(0, 75, ""), Report(1, 75, "")], {1: 75}, True, (75, "")),
-        # One that was killed meanwhile could be the one that writes.
-        ([Report(1, 75, "")], {0: -9, 1: 75}, True, (69, "worker 0 was killed by SIGKILL")),
-        # No one asked: the others were stopped since one had ended.
-        (
-            [Report(0, 75, NOTHING_STARTED)],
-            {0: 75, 1: 70},
-            False,
-            (70, "worker 1 ended with exit code 70 and said nothing"),
-        ),
-        ([], {0: 75, 1: 65}, False, (65, "worker 1 ended with exit code 65 and said nothing")),
-        # Done before the signal came.
-        ([Report(0, 0, ""), Report(1, 0, "")], {}, True, (0, "")),
-    ],
-)
-def test_the_verdict_on_a_stop(
-    reports: list[Report], deaths: dict[int, int], asked: bool, expected: tuple[int, str]
-) -> None:
-    code, text = verdict(reports, deaths, asked)
-    assert code == expected[0] and text.startswith(expected[1])
+@pytest.mark.parametrize("asked, case", [*((False, case) for case in VERDICTS), *((True, case) for case in ASKED)])
+def test_verdict(asked: bool, case: tuple[list[tuple[int, int, str]], dict[int, int], tuple[int, str]]) -> None:
+    """`asked`: whether the launcher was told to stop."""
+    reports, deaths, expected = case
+    assert verdict([Report(*one) for one in reports], deaths, asked) == expected
 
 
 # -- requests
@@ -112,11 +100,16 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+def installed(grace: float | None = None) -> StopRequest:
+    stop = StopRequest(grace=grace)
+    stop.install()
+    return stop
+
+
 @pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_a_stop_request_waits_to_be_asked(number: signal.Signals) -> None:
-    stop = StopRequest()
-    stop.install()
+    stop = installed()
     assert not stop()
     signal.raise_signal(number)
     assert stop() and stop.signal is number
@@ -126,8 +119,7 @@ def test_a_stop_request_waits_to_be_asked(number: signal.Signals) -> None:
 
 @pytest.mark.usefixtures("handlers")
 def test_stop_after_is_a_signal_to_the_command_itself(capfd: pytest.CaptureFixture[str]) -> None:
-    stop = StopRequest()
-    stop.install()
+    stop = installed()
     with stopped_after(60.0), stopped_after(0.05):
         end = time.monotonic() + 60
         while not stop() and time.monotonic() < end:
@@ -158,8 +150,7 @@ def test_a_sigterm_after_a_death_is_not_announced_and_the_launchers_is_once(
     """The launcher ends workers by SIGTERM when another is gone. A scheduler sends signals to all processes alike, and that of the
     launcher comes a little later."""
     monkeypatch.setenv("STAGERUN_REPORT_DIR", str(tmp_path))
-    stop = StopRequest()
-    stop.install()
+    stop = installed()
     signal.raise_signal(signal.SIGTERM)
     assert stop() and capfd.readouterr().err == ""
     folder.ask(tmp_path, signal.SIGUSR1)
@@ -170,16 +161,14 @@ def test_a_sigterm_after_a_death_is_not_announced_and_the_launchers_is_once(
 
 
 def test_a_deadline_runs_from_the_first_signal(handlers: None) -> None:
-    stop = StopRequest(grace=100.0)
-    stop.install()
+    stop = installed(100.0)
     assert stop.left() is None
     signal.raise_signal(signal.SIGUSR1)
     first = stop.left()
     assert first is not None and 0 < first <= least_before(100.0) < 100, "our launcher would kill then"
     signal.raise_signal(signal.SIGTERM)
     assert stop.signal is signal.SIGUSR1 and stop.left() <= first
-    patient = StopRequest()
-    patient.install()
+    patient = installed()
     signal.raise_signal(signal.SIGTERM)
     assert patient() and patient.left() is None
 
@@ -196,38 +185,39 @@ def child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_before_anything_is_started_a_signal_ends_the_process(capfd: pytest.CaptureFixture[str]) -> None:
+def raised(stop: StopRequest) -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+def while_the_main_thread_waits_outside_of_python(stop: StopRequest) -> None:
+    with stop.watched():
+        os.kill(os.getpid(), signal.SIGTERM)
+        # The signal stays blocked for this thread, as in a library that restarts its calls.
+        threading.Event().wait(60)
+
+
+def where_a_thread_of_a_library_is_the_one_that_it_finds(stop: StopRequest) -> None:
+    library = threading.Thread(target=threading.Event().wait, args=(60,), daemon=True)
+    library.start()
+    with stop.watched():
+        signal.pthread_kill(library.ident or 0, signal.SIGTERM)
+        signal.sigtimedwait([signal.SIGUSR2], 60)  # in C, so that no handler runs
+
+
+@pytest.mark.parametrize(
+    "comes",
+    [raised, while_the_main_thread_waits_outside_of_python, where_a_thread_of_a_library_is_the_one_that_it_finds],
+)
+def test_before_anything_is_started_a_signal_ends_the_process(
+    comes: Callable[[StopRequest], None], capfd: pytest.CaptureFixture[str]
+) -> None:
     def work() -> None:
-        StopRequest().install(ExitCode.SAVED)
-        signal.raise_signal(signal.SIGTERM)
+        stop = StopRequest()
+        stop.install(ExitCode.SAVED)
+        comes(stop)
 
     assert child(work) == 75
     assert f"SIGTERM: {NOTHING_STARTED}" in capfd.readouterr().err
-
-
-def test_also_while_the_main_thread_waits_outside_of_python() -> None:
-    def work() -> None:
-        stop = StopRequest()
-        stop.install(ExitCode.SAVED)
-        with stop.watched():
-            os.kill(os.getpid(), signal.SIGTERM)
-            # The signal stays blocked for this thread, as in a library that restarts its calls.
-            threading.Event().wait(60)
-
-    assert child(work) == 75
-
-
-def test_also_where_a_thread_of_a_library_is_the_one_that_the_signal_finds() -> None:
-    def work() -> None:
-        stop = StopRequest()
-        stop.install(ExitCode.SAVED)
-        library = threading.Thread(target=threading.Event().wait, args=(60,), daemon=True)
-        library.start()
-        with stop.watched():
-            signal.pthread_kill(library.ident or 0, signal.SIGTERM)
-            signal.sigtimedwait([signal.SIGUSR2], 60)  # in C, so that no handler runs
-
-    assert child(work) == 75
 
 
 def test_what_comes_when_the_wait_is_over_is_not_lost(handlers: None) -> None:
@@ -253,8 +243,7 @@ INT, TERM, USR1, SETTLED = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, 0
 )
 def test_a_second_interrupt_ends_at_once_and_another_signal_does_not(sent: tuple[int, ...], code: int) -> None:
     def work() -> None:
-        stop = StopRequest()
-        stop.install()
+        stop = installed()
         for number in sent:
             signal.raise_signal(number) if number else stop.settle(ExitCode.PEER)
         os._exit(75)
@@ -274,8 +263,7 @@ def test_an_interrupt_from_the_last_word_on_does_not_deny_it(
             signal.raise_signal(signal.SIGINT)
 
     def work() -> None:
-        stop = StopRequest()
-        stop.install()
+        stop = installed()
         schedule = load(Path(__file__).parents[2] / "solvers" / "fashion_base")
         context = Context(schedule, "", SoloComm(), World(), torch.device("cpu"), None, stop, settle=stop.settle)
         output = Output(context, ExitStack())
@@ -295,8 +283,7 @@ def test_a_worker_that_enters_late_finds_the_request(
 ) -> None:
     monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path))
     asked = folder.ask(tmp_path, signal.SIGUSR1)
-    stop = StopRequest(grace=50.0)
-    stop.install()
+    stop = installed(50.0)
     assert stop.signal is signal.SIGUSR1, "and not the SIGTERM by which the launcher passes it on"
     left = stop.left()
     assert left is not None and left <= 50.0 - (time.monotonic() - asked.at) + 1.0
@@ -308,8 +295,7 @@ def test_signals_are_passed_on_to_children_that_have_entered_and_to_no_one_else(
     if pid == 0:
         signal.alarm(60)
         os.environ[folder.REPORT_DIR] = str(tmp_path)
-        stop = StopRequest()
-        stop.install()
+        stop = installed()
         os.write(writing, b"x")
         while not stop():
             time.sleep(0.01)
@@ -324,25 +310,39 @@ def test_signals_are_passed_on_to_children_that_have_entered_and_to_no_one_else(
 # In the place of a worker: it enters, and hangs.
 HANGS = """
 import os, signal, sys, time
-from stagerun.launch.folder import enter
+from pathlib import Path
+from stagerun.launch.folder import enter, report
 from stagerun.system import signals
-signal.signal(signal.SIGTERM, lambda *_: None)
+rank, heard = int(os.environ["RANK"]), []
+signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
 signals.release()
-enter(int(os.environ["RANK"]))
+enter(rank)
 while True:
-    time.sleep(1)
+    time.sleep(0.1)
+"""
+# Rank 1 is killed; rank 0 hears of it, and takes longer to save than others get; as a worker's monitor it may have left its report by then.
+SAVES = """
+    if rank == 1 and (Path(os.environ["STAGERUN_REPORT_DIR"]) / "0.pid").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    if heard:
+        if {first}:
+            report(0, 69, "rank 1 is gone")
+        time.sleep(2.5)
+        Path(__file__).with_name("saved").touch()
+        report(0, 69, "rank 1 is gone")
+        os._exit(69)
 """
 
 
-def launcher(tmp_path: Path, grace: float, numbers: list[int], leaves: str = "") -> int:
-    """The exit code of a launcher of two workers that hang, which is sent these signals; `leaves`: the report of rank 0."""
-    worker = tmp_path / "worker.py"
-    worker.write_text(HANGS)
+def launcher(
+    tmp_path: Path, grace: float, numbers: list[int], leaves: str = "", worker: str = HANGS, others: float = 30.0
+) -> int:
+    """The exit code of a launcher of two workers that hang, which is sent these signals; `leaves`: the report of rank 0; `others`: the
+    seconds of those that are left."""
+    (tmp_path / "worker.py").write_text(worker)
 
     def told() -> None:
-        while (
-            not (found := list(Path(tempfile.gettempdir()).glob(f"{local.FOLDER_PREFIX}*/[01].pid"))) or len(found) < 2
-        ):
+        while len(found := list(tmp_path.glob(f"{local.FOLDER_PREFIX}*/[01].pid"))) < 2:
             time.sleep(0.01)
         if leaves:
             (found[0].parent / "0.json").write_text(leaves)
@@ -351,7 +351,8 @@ def launcher(tmp_path: Path, grace: float, numbers: list[int], leaves: str = "")
             time.sleep(0.2)
 
     def launches() -> None:
-        tempfile.tempdir, local.program = str(tmp_path), lambda module: [str(worker)]
+        tempfile.tempdir, local.program = str(tmp_path), lambda module: [str(tmp_path / "worker.py")]
+        local._END_S = others
         with signals.held():
             threading.Thread(target=told, daemon=True).start()
         code, text = run_workers([], 2, 1, grace=grace)
@@ -359,6 +360,14 @@ def launcher(tmp_path: Path, grace: float, numbers: list[int], leaves: str = "")
         os._exit(code)
 
     return child(launches)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["saves_first", "reports_first"])
+def test_rank_0_has_its_grace_to_save_when_another_is_gone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], first: bool
+) -> None:
+    assert launcher(tmp_path, 60.0, [], worker=HANGS + SAVES.format(first=first), others=1.0) == 69
+    assert (tmp_path / "saved").exists() and capfd.readouterr().out.startswith("worker 1 was killed by SIGKILL")
 
 
 def test_the_launcher_ends_workers_whose_time_is_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

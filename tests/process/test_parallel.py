@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import time
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -11,7 +10,6 @@ import photos
 import processes
 import pytest
 import small
-import tiny
 from processes import content
 
 STAGES = """
@@ -31,14 +29,9 @@ KEPT = 3  # `keep_snapshots`
 def tree(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A schedule's folder, and the output folder of a run that trained one stage after the other."""
     folder = tmp_path_factory.mktemp("tree")
-    tiny.make_data(folder / "data")
-    schedule = folder / "schedule"
-    schedule.mkdir()
-    text = tiny.SCHEDULE.format(data=folder / "data", train=tiny.TRAIN_IMAGES, val=tiny.VAL_IMAGES)
-    text = (
-        text[: text.index("stage {")].replace("batch_size: 32", "batch_size: 16").replace("snapshot: 3", "snapshot: 2")
-    )
-    (schedule / "schedule.prototxt").write_text(text + STAGES)
+    schedule = small.make_schedule(folder / "schedule", base / "data")
+    text = (schedule / "schedule.prototxt").read_text()
+    (schedule / "schedule.prototxt").write_text(text[: text.index("stage {")] + STAGES)
     done = small.run(schedule, folder / "alone")
     assert done.returncode == 0, done.stderr
     return schedule, folder / "alone"
@@ -47,16 +40,12 @@ def tree(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pa
 def results(out: Path) -> dict[str, object]:
     found = {p.name.rpartition("-a")[0]: json.loads(p.read_text()) for p in (out / "results").glob("*.json")}
     together = json.loads((out / "results" / "ensembles" / "all.json").read_text())
-    return {name: (its["top1"], its["test_loss"], its["loss"]) for name, its in found.items()} | {
-        "all": together["top1"]
-    }
+    return {"all": together["top1"]} | {n: (its["top1"], its["test_loss"], its["loss"]) for n, its in found.items()}
 
 
 def assert_same(out: Path, alone: Path) -> None:
     wanted, found = content(alone), content(out)
-    assert {name: wanted[name] for name in found if name in wanted} == {
-        n: its for n, its in found.items() if n in wanted
-    }
+    assert all(wanted.get(name, its) == its for name, its in found.items())
     assert set(ENDS) <= found.keys()
     # A stop makes one more, in whose place an older one goes.
     assert all(len([name for name in found if name.startswith(f"{stage}-")]) <= KEPT for stage in "bcd")
@@ -70,16 +59,10 @@ def parallel(schedule: Path, out: Path, number: int, *words: object) -> Complete
 def sent(schedule: Path, out: Path, sign: signal.Signals, stage: str) -> tuple[int, str]:
     """A run that gets a signal while it trains a stage: its exit code, and what it said."""
     words = ["run", str(schedule), "--out", str(out), "--threads", "1", "--parallel", "2"]
-    run = processes.Run(words, {}).start()
-    log = out / ".parallel" / stage / "log.jsonl"
-    end = time.monotonic() + 200
-    while not (log.exists() and '"Iterated"' in log.read_text()):
-        assert time.monotonic() < end and run.process.poll() is None, run.wait()
-        time.sleep(0.01)
+    run = processes.Run(words).start()
+    processes.until(run, lambda: processes.events(out / ".parallel" / stage, "Iterated"))
     run.process.send_signal(sign)
-    said = str(run.wait())
-    assert run.process.returncode is not None
-    return run.process.returncode, said
+    return run.wait()
 
 
 def test_what_is_stopped_and_killed_goes_on_to_the_same_bits(tree: tuple[Path, Path], tmp_path: Path) -> None:

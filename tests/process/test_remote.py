@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import processes
@@ -46,50 +45,30 @@ def test_why_hosts_are_missing_is_reported_of_each_and_no_secret_is_passed_on(sc
     assert passed["NCCL_DEBUG"] == "x" and "AWS_SECRET_ACCESS_KEY" not in passed
 
 
-class Job:
+@pytest.mark.skipif(os.getuid() != 0, reason="gives hosts names of their own")
+@pytest.mark.parametrize(
+    "whom, number, code, said",
+    [
+        ("launcher", signal.SIGTERM, 75, ["everything is saved"]),
+        ("b", signal.SIGKILL, 69, ["b is gone: its connection ended (rank 1)", "run the same command again"]),
+        ("launcher", signal.SIGKILL, -signal.SIGKILL, []),
+    ],
+)
+def test_a_job_that_is_stopped_or_loses_a_host_or_its_launcher(
+    schedule: Path, tmp_path: Path, whom: str, number: signal.Signals, code: int, said: list[str]
+) -> None:
     """An endless run on hosts a and b, once it trains. Each process of a host leaves its number."""
-
-    def __init__(self, schedule: Path, tmp_path: Path) -> None:
-        ssh = ssh_that(tmp_path, f"echo $$ > {tmp_path}/$host.pid", 'exec unshare -u sh -c "hostname $host; $command"')
-        out = tmp_path / "out"
-        words = ["run", str(schedule), "--hosts", "a,b", "--nproc", "1", "--ssh", ssh]
-        words += ["--out", str(out), "--threads", "1", *small.ENDLESS]
-        self.run = processes.Run(words).start()
-        small.wait_for(out / "snapshots" / "init-00000004-a0001", self.run)
-        self.pids = {host: int((tmp_path / f"{host}.pid").read_text()) for host in "ab"}
-
-    def end(self) -> tuple[int, str]:
-        ended = self.run.wait()
-        assert not self.run.pids(), "every worker has ended"
-        return ended[0], ended[1]
-
-
-@pytest.fixture
-def job(schedule: Path, tmp_path: Path) -> Iterator[Job]:
-    if os.getuid() != 0:
-        pytest.skip("gives hosts names of their own")
-    made = Job(schedule, tmp_path)
-    yield made
-    processes.kill_all(made.run.pids())
-
-
-def test_a_stop_saves_on_all_hosts(job: Job) -> None:
-    job.run.process.send_signal(signal.SIGTERM)
-    code, said = job.end()
-    assert code == 75 and "everything is saved" in said, said
-
-
-def test_a_host_that_dies_ends_the_others(job: Job) -> None:
-    os.kill(job.pids["b"], signal.SIGKILL)
-    code, said = job.end()
-    assert code == 69 and "b is gone: its connection ended (rank 1)" in said, said
-    assert "run the same command again" in said
-
-
-def test_workers_end_with_a_killed_launcher(job: Job) -> None:
-    job.run.process.kill()
-    job.run.wait()
-    assert job.run.gone(within=100), "every worker has ended"
+    ssh = ssh_that(tmp_path, f"echo $$ > {tmp_path}/$host.pid", 'exec unshare -u sh -c "hostname $host; $command"')
+    out = tmp_path / "out"
+    run = small.start(schedule, out, "--hosts", "a,b", "--ssh", ssh, *small.ENDLESS)
+    try:
+        small.wait_for(out / "snapshots" / "init-00000004-a0001", run)
+        os.kill(run.process.pid if whom == "launcher" else int((tmp_path / f"{whom}.pid").read_text()), number)
+        ended, text = run.wait()
+        assert ended == code and all(words in text for words in said), text
+        assert run.gone(100 if code < 0 else 0), "every worker has ended"
+    finally:
+        processes.kill_all(run.pids())
 
 
 def test_one_call_of_rsync_copies_the_schedule_and_the_files_that_it_names(tmp_path: Path) -> None:

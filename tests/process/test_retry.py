@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -45,17 +46,22 @@ def test_what_is_worth_another_start(ended: Ended, code: int | None, why: str) -
 
 
 class Commanded:
-    """Stands in for the real one. `asked_at`: at the start, or the wait, of that number a signal comes."""
+    """Stands in for the real one. `asked_in`: the number of the wait in which a signal comes."""
 
-    def __init__(self, asked_at: int | None = None, in_wait: bool = False) -> None:
+    def __init__(self, asked_in: int = 0) -> None:
         self.asked: signal.Signals | None = None
-        self.asked_at, self.in_wait, self.waits = asked_at, in_wait, list[float]()
+        self.asked_in, self.waits = asked_in, list[float]()
 
     def wait(self, seconds: float) -> bool:
         self.waits.append(seconds)
-        if self.in_wait and len(self.waits) == self.asked_at:
+        if len(self.waits) == self.asked_in:
             self.asked = signal.SIGTERM
         return self.asked is not None
+
+    def stands_in(self, monkeypatch: pytest.MonkeyPatch, *parts: object) -> None:
+        """And what starts the command and looks at the folder before, and after."""
+        for name, part in zip(("Commanded", "_before", "_one", "_further"), (lambda: self, *parts), strict=True):
+            monkeypatch.setattr(retrying, name, part)
 
 
 FULL = StorageError("disk full")
@@ -67,7 +73,8 @@ SAVED, KILLED, NEVER, DONE = Ended(True, 75, 1), Ended(True, None, -9), Ended(Fa
     [
         # Saved, and no further: no one counts them but this.
         ([SAVED] * 9, [], [], ResumeRefused, [2, 4]),
-        ([SAVED] * 9, [], ["--retry"], None, [2, 4, 8, 16, 32, 60, 60, 60]),
+        # It goes on to the last of `starts`.
+        ([SAVED] * 9, [], ["--retry"], IndexError, [2, 4, 8, 16, 32, 60, 60, 60]),
         ([SAVED] * 4 + [DONE], [2], [], 0, [2, 4, 1, 2]),
         ([KILLED, NEVER, KILLED], [], [], ResumeRefused, [2, 4]),
         ([NEVER] * 3, [], ["--retry"], ResumeRefused, [2, 4]),
@@ -89,30 +96,19 @@ def test_how_often_it_is_started(
             raise left.pop(0)[1]  # type: ignore[misc]
         return ""
 
-    stand_in(monkeypatch, stop, before, lambda *_: left[0][1], lambda *_: left.pop(0)[0] in further)
+    stop.stands_in(monkeypatch, before, lambda *_: left[0][1], lambda *_: left.pop(0)[0] in further)
     options = RetryOptions(("stagerun", "run", "x", *words), 9, None, None)
-    if ends is None:
-        with pytest.raises(IndexError):  # it went on to the last of `starts`
-            retry_command(options)
-        waits = [*waits, *stop.waits[len(waits) :]]
-    elif isinstance(ends, int):
+    if isinstance(ends, int):
         assert retry_command(options) == ends
     else:
         with pytest.raises(ends):  # type: ignore[call-overload]
             retry_command(options)
-    assert stop.waits == waits
-
-
-def stand_in(monkeypatch: pytest.MonkeyPatch, stop: Commanded, *parts: object) -> None:
-    """In the place of what starts the command and of what looks at the folder before, and after."""
-    named = zip(("_before", "_one", "_further"), parts, strict=True)
-    for name, part in (("Commanded", lambda: stop), *named):
-        monkeypatch.setattr(retrying, name, part)
+    assert stop.waits[: len(waits)] == waits and (ends is IndexError or len(stop.waits) == len(waits))
 
 
 def test_a_signal_between_two_starts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    stop, started = Commanded(1, in_wait=True), []
-    stand_in(monkeypatch, stop, lambda task: "", lambda *_: started.append(1) or KILLED, lambda *_: True)
+    stop, started = Commanded(asked_in=1), []
+    stop.stands_in(monkeypatch, lambda task: "", lambda *_: started.append(1) or KILLED, lambda *_: True)
     options = RetryOptions(("stagerun", "run", "x"), None, None, None)
     assert retry_command(options) == 75 and "without saving" not in capsys.readouterr().err
     # While it looks at the folder.
@@ -146,18 +142,12 @@ def test_who_in_a_script_is_asked_to_stop(script: str, told: tuple[str, signal.S
     process = subprocess.Popen(["bash", "-c", script], cwd=tmp_path, start_new_session=True)
     try:
         until = time.monotonic() + (60 if told else 0.2)
-        found = None
-        while found is None and time.monotonic() < until:
-            found = to_be_told(process.pid)
+        while (found := to_be_told(process.pid)) is None and time.monotonic() < until:
             time.sleep(0.02)
         assert (found and (found[0].name, found[1])) == told
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def retry(*words: object) -> subprocess.CompletedProcess[str]:
-    return small.stagerun("retry", *words, timeout=400)
 
 
 # Starts the run; once a snapshot is there it kills all, as a launcher that has lost a rank does, `deaths` times in all.
@@ -191,55 +181,37 @@ def launcher(base: Path, tmp_path: Path, deaths: int, *more: object) -> list[obj
 
 @pytest.mark.slow
 def test_killed_runs_go_on_to_the_same_bits(base: Path, tmp_path: Path) -> None:
-    done = retry("--max-restarts", 1, "--", *launcher(base, tmp_path, 9))
+    done = small.stagerun("retry", "--max-restarts", 1, "--", *launcher(base, tmp_path, 9))
     assert done.returncode == 69 and "--max-restarts 1 is used up" in done.stderr, done.stderr
     assert done.stderr.count("the run was killed (the command ended with exit code 137)") == 2, done.stderr
     assert (tmp_path / "starts").read_text() == ".."
-    done = retry("--", *launcher(base, tmp_path, 0))
+    done = small.stagerun("retry", "--", *launcher(base, tmp_path, 0))
     assert done.returncode == 0, done.stderr
     assert small.run(base / "schedule", tmp_path / "alone").returncode == 0
     assert processes.ends(tmp_path / "out") == processes.ends(tmp_path / "alone")
-    again = retry("--", *launcher(base, tmp_path, 0))
+    again = small.stagerun("retry", "--", *launcher(base, tmp_path, 0))
     assert again.returncode == 0 and "every stage is done" in again.stderr
     assert (tmp_path / "starts").read_text() == "..."
 
 
-def started(base: Path, tmp_path: Path, *words: object) -> processes.Run:
-    """`retry` of a run that has no end, in the midst of it."""
-    command = ["retry", *(words or ("--", *launcher(base, tmp_path, 0, *small.ENDLESS)))]
-    run = processes.Run([str(word) for word in command], {"PYTHONPATH": str(Path(__file__).parents[2])}).start()
-    small.wait_for(tmp_path / "out" / "snapshots" / "init-00000006-a0001", run)
-    return run
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_has_the_run_saved(number: signal.Signals, base: Path, tmp_path: Path) -> None:
-    run = started(base, tmp_path)
+@pytest.mark.parametrize(
+    "number, script", [(signal.SIGINT, ""), (signal.SIGUSR1, ""), (signal.SIGKILL, ""), (signal.SIGTERM, "train.sh")]
+)
+def test_a_signal_has_the_run_saved(number: signal.Signals, script: str, base: Path, tmp_path: Path) -> None:
+    """Also in a script, whose shell dies of a signal and hands none on; and no process is left where it is killed."""
+    out, command = tmp_path / "out", launcher(base, tmp_path, 0, *small.ENDLESS)
+    words = ["retry", "--", *command]
+    if script:
+        (tmp_path / script).write_text(f"#!/bin/bash\n{shlex.join(map(str, command[5:]))}\necho after $?\n")
+        (tmp_path / script).chmod(0o755)
+        words = ["retry", "--schedule", base / "schedule", "--out", out, "--", tmp_path / script]
+    run = processes.Run([str(word) for word in words], {"PYTHONPATH": str(Path(__file__).parents[2])}).start()
+    small.wait_for(out / "snapshots" / "init-00000006-a0001", run)
     os.kill(run.process.pid, number)
     code, said = run.wait(120)
-    assert code == 75 and "the command is asked to stop" in said and run.gone(), said
-    assert json.loads((tmp_path / "out" / "lives" / "a0001.json").read_text())["code"] == 75
-
-
-@pytest.mark.slow
-def test_no_process_is_left_when_it_is_killed(base: Path, tmp_path: Path) -> None:
-    run = started(base, tmp_path)
-    run.process.kill()
-    run.wait(60)
     assert run.gone(within=60), run.pids()
-
-
-@pytest.mark.slow
-def test_a_run_in_a_script_is_saved(base: Path, tmp_path: Path) -> None:
-    """The shell dies of a signal and hands none on."""
-    run = [sys.executable, "-m", "stagerun", "run", base / "schedule", "--out", tmp_path / "out", "--nproc", 2]
-    run += small.ENDLESS
-    script = tmp_path / "train.sh"
-    script.write_text(f"#!/bin/bash\ncd {tmp_path}\n{' '.join(map(str, run))}\necho after $?\n")
-    script.chmod(0o755)
-    run = started(base, tmp_path, "--schedule", base / "schedule", "--out", tmp_path / "out", "--", script)
-    os.kill(run.process.pid, signal.SIGTERM)
-    code, said = run.wait(120)
-    assert code == 75 and "after 75" in said and run.gone(within=60), said
-    assert json.loads((tmp_path / "out" / "lives" / "a0001.json").read_text())["code"] == 75
+    if number == signal.SIGKILL:
+        return
+    assert code == 75 and ("after 75" if script else "the command is asked to stop") in said, said
+    assert json.loads((out / "lives" / "a0001.json").read_text())["code"] == 75

@@ -46,6 +46,11 @@ def elsewhere(text: str, folder: Path) -> str:
     return re.sub(r"^    \S.* run ", "    /home/me/venv/bin/stagerun run ", text, flags=re.M)
 
 
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> str:
+    return script(folder, *TYPED["plain"])
+
+
 def test_a_line_break_in_what_was_typed_hides_no_option(folder: Path) -> None:
     """sbatch reads options down to the first line that is no comment."""
     lines = script(folder, *TYPED["plain"], "--set", "seed=2\n").splitlines()
@@ -65,11 +70,8 @@ def test_script(folder: Path, name: str) -> None:
 def test_what_is_quoted_reaches_the_ranks_as_it_was_typed(folder: Path) -> None:
     step = re.search(r"^srun .*?&$", script(folder, *TYPED["shared"]), re.M | re.S)
     assert step
-    words = subprocess.run(
-        ["bash", "-c", "srun() { printf '%s\\n' \"$@\"; }; " + step[0].removesuffix("&")],
-        capture_output=True,
-        text=True,
-    ).stdout.splitlines()
+    command = "srun() { printf '%s\\n' \"$@\"; }; " + step[0].removesuffix("&")
+    words = subprocess.run(["bash", "-c", command], capture_output=True, text=True).stdout.splitlines()
     assert words[words.index("run") :] == [
         "run", "it's mine", "--set", "name=other", "--out", "100%", "--threads", "3", "--grace", "53s"
     ]  # fmt: skip
@@ -98,18 +100,19 @@ _FAKES = {
         (75, 0, "CANCELLED", ""),
         (130, 0, "RUNNING", ""),  # somebody's Ctrl-C
         (64, 0, "RUNNING", ""),
+        (
+            143,
+            0,
+            "RUNNING",
+            "\nqueued again: time limit\n",
+        ),  # Slurm's SIGTERM finds the script at its `wait`; the ranks end after it
     ],
 )
 def test_what_becomes_of_an_end(plain: str, code: int, busy: int, state: str, said: str, tmp_path: Path) -> None:
     found, text = end_of(plain, tmp_path, code, busy, state)
     assert found == code and (said in text if said else "queued" not in text), text
     queued = (tmp_path / "calls").exists() and "requeue" in (tmp_path / "calls").read_text()
-    assert queued == said.startswith("queued")
-
-
-@pytest.fixture(scope="module")
-def plain(folder: Path) -> str:
-    return script(folder, *TYPED["plain"])
+    assert queued == said.strip().startswith("queued")
 
 
 def end_of(text: str, folder: Path, code: int, busy: int = 0, state: str = "RUNNING") -> tuple[int, str]:
@@ -117,25 +120,13 @@ def end_of(text: str, folder: Path, code: int, busy: int = 0, state: str = "RUNN
     for name, fake in _FAKES.items():
         (folder / name).write_text(f"#!/bin/bash\n{fake}\n")
         (folder / name).chmod(0o755)
-    given = {
-        "REASON": "TimeLimit" if code == 143 else "None",
-        "SRUN_CODE": str(code),
-        "BUSY": str(busy),
-        "STATE": state,
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NODELIST": "n",
-    }
+    given = {"SRUN_CODE": str(code), "BUSY": str(busy), "STATE": state, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n"}
+    given["REASON"] = "TimeLimit" if code == 143 else "None"
     done = subprocess.run(
         ["bash", "-c", re.sub("^out=.*$", f"out={folder}/out", text, flags=re.M)],
         cwd=folder, env={**given, "PATH": f"{folder}:/usr/bin:/bin"}, capture_output=True, text=True,
     )  # fmt: skip
     return done.returncode, done.stdout
-
-
-def test_the_time_limit(plain: str, tmp_path: Path) -> None:
-    """Slurm's SIGTERM finds the script at its `wait`; the ranks end after it."""
-    code, said = end_of(plain, tmp_path, 143)
-    assert code == 143 and "\nqueued again: time limit\n" in said and "not queued" not in said, said
 
 
 def test_three_ends_without_progress_are_the_last_and_so_is_one_that_cannot_be_counted(

@@ -1,5 +1,6 @@
 """The TorchX component, as far as it goes without a cluster: what would be queued. Needs the extra `torchx`."""
 
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -23,18 +24,7 @@ def request(*words: str) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore")
 def test_each_container_knows_its_place_and_the_meeting_point() -> None:
-    words = [
-        "--image",
-        "mine:1",
-        "--nodes",
-        "3",
-        "--gpu",
-        "2",
-        "--workers_per_node",
-        "2",
-        "--mounts",
-        "type=volume,src=claim,dst=/mnt",
-    ]
+    words = shlex.split("--image mine:1 --nodes 3 --gpu 2 --workers_per_node 2 --mounts type=volume,src=claim,dst=/mnt")
     tasks = request(*words, "--", "/mnt/my solvers", "--out", "/mnt/out", "--set=name=$x")["spec"]["tasks"]
     assert len(tasks) == 3
     for number, task in enumerate(tasks):

@@ -8,12 +8,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import processes
 import pytest
 import small
+from processes import events, until
 
 from stagerun import store
 from stagerun.launch.watch import process
@@ -51,29 +51,13 @@ def base(base: Path) -> Path:
     return base
 
 
-def events(out: Path, name: str) -> Iterator[dict]:
-    for line in (out / "log.jsonl").read_text().splitlines():
-        if (event := json.loads(line))["event"] == name:
-            yield event
-
-
-def until(run: processes.Run, found: object, what: str, timeout: float = 300) -> None:
-    end = time.monotonic() + timeout
-    while not found():  # type: ignore[operator]
-        assert run.process.poll() is None, run.wait()
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
-
-
-def training(base: Path, out: Path, nproc: int, *arguments: object, **environment: str) -> processes.Run:
+def training(base: Path, out: Path, nproc: int, *arguments: object, hook: str = "") -> processes.Run:
     """A run in the midst of a stage that has no end."""
-    words = ["run", base / "schedule", "--out", out, "--nproc", nproc, "--threads", 1, *small.ENDLESS, *arguments]
     path = os.pathsep.join([str(base / "hook"), os.environ.get("PYTHONPATH", "")])
-    run = processes.Run(
-        [str(word) for word in words], {"PYTHONPATH": path, **environment} if environment else {}
-    ).start()
+    environment = {"PYTHONPATH": path, "HOOK": hook} if hook else {}
+    run = small.start(base / "schedule", out, *small.ENDLESS, *arguments, nproc=nproc, environment=environment)
     small.wait_for(out / "log.jsonl", run)
-    until(run, lambda: any(e["stage"] == "early" for e in events(out, "Iterated")), "it does not train")
+    until(run, lambda: any(e["stage"] == "early" for e in events(out, "Iterated")))
     return run
 
 
@@ -120,16 +104,14 @@ def test_a_workers_stack(rank: int, stopped: bool, answers: bool) -> None:
         try:
             assert child.stdout is not None
             stack, thread = map(int, child.stdout.readline().split())
-            memory = os.open(f"/proc/{child.pid}/fd/{stack}", os.O_RDONLY)
+            memory, text, end = os.open(f"/proc/{child.pid}/fd/{stack}", os.O_RDONLY), "", time.monotonic() + 60
             if stopped:
                 os.kill(child.pid, signal.SIGSTOP)
-                end = time.monotonic() + 60
-                while process.state(child.pid) != "T":
-                    assert time.monotonic() < end
-                    time.sleep(0.01)
-            text, end = process.stack(rank, child.pid, thread, memory), time.monotonic() + 60
-            while answers and not text and time.monotonic() < end:  # a busy machine
+                os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+            while not text and time.monotonic() < end:  # a busy machine
                 text = process.stack(rank, child.pid, thread, memory)
+                if not answers:
+                    break
             assert ("in hangs_here" in text) == answers
             assert (process.state(child.pid) == "T") == (stopped and not answers)
             process.kill(child.pid)  # only a monitor's own worker
@@ -149,7 +131,7 @@ def test_a_rank_that_is_stopped_hangs_in_python_or_holds_its_lock(
 ) -> None:
     """Rank 0 is not sent on for its stack. A worker that can't end itself is killed; where it is the command itself, with a word."""
     out, stopped = tmp_path / "out", what == "stopped"
-    run = training(base, out, nproc, *TIME_OUTS, **({} if stopped else {"HOOK": what}))
+    run = training(base, out, nproc, *TIME_OUTS, hook="" if stopped else what)
     os.kill(run.ranks()[rank] if nproc > 1 else run.process.pid, signal.SIGSTOP if stopped else signal.SIGUSR2)
     code, text = run.wait()
     assert code == (-signal.SIGKILL if nproc == 1 and what != "sleeps" else 69), text
@@ -164,34 +146,26 @@ def test_a_rank_that_is_stopped_hangs_in_python_or_holds_its_lock(
 @pytest.mark.slow
 def test_a_screen_that_no_one_reads_ends_no_run(base: Path, tmp_path: Path) -> None:
     """`stagerun run ... | less`, or Ctrl-S."""
-    words = ["run", base / "schedule", "--out", tmp_path / "out", "--nproc", 1, "--threads", 1, *small.ENDLESS]
-    limits = [word for section in ("iteration", "evaluation", "save") for word in ("--timeout", f"{section}=15s")]
-    reading, writing = os.pipe()
-    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
-    command = [sys.executable, "-m", "stagerun", *map(str, words), *limits, "--set", "solver.display=1"]
-    run = subprocess.Popen(command, stdout=writing, stderr=subprocess.PIPE, text=True)
-    try:
-        os.close(writing)
-        seen, since = -1, time.monotonic()
-        log = tmp_path / "out" / "log.jsonl"
-        begun = time.monotonic()
-        while seen < 5 or time.monotonic() < since + 25:  # it stands still for longer than its time-outs
-            assert run.poll() is None, run.communicate()[1]
-            assert time.monotonic() < begun + 600
-            now = len(log.read_text().splitlines()) if log.exists() else 0
-            if now != seen:
-                seen, since = now, time.monotonic()
-            time.sleep(0.1)
-    finally:
-        run.kill()
-        run.communicate()
-        os.close(reading)
+    words = [*small.ENDLESS, *TIME_OUTS, "--set", "solver.display=1"]
+    run = small.start(base / "schedule", tmp_path / "out", *words)
+    assert run.process.stdout is not None
+    fcntl.fcntl(run.process.stdout, fcntl.F_SETPIPE_SZ, 4096)
+    seen, since, log = -1, time.monotonic(), tmp_path / "out" / "log.jsonl"
+    small.wait_for(log, run)
+    while seen < 5 or time.monotonic() < since + 25:  # it stands still for longer than its time-outs
+        assert run.process.poll() is None, run.wait()
+        now = len(log.read_text().splitlines())
+        if now != seen:
+            seen, since = now, time.monotonic()
+        time.sleep(0.1)
+    processes.kill_all(run.pids())
+    run.wait()
 
 
 def goes_on(run: processes.Run, out: Path, iterations: int) -> None:
     """Trains so many more, and is killed."""
     before = len(list(events(out, "Iterated")))
-    until(run, lambda: len(list(events(out, "Iterated"))) > before + iterations, "it does not go on")
+    until(run, lambda: len(list(events(out, "Iterated"))) > before + iterations)
     processes.kill_all(run.pids())
     run.wait()
 
@@ -215,12 +189,12 @@ def test_all_are_stopped_for_a_while_and_go_on(base: Path, tmp_path: Path, limit
 @pytest.mark.parametrize("whom", ["a rank dawdles", "the monitors are killed"])
 def test_a_slow_rank_or_a_lost_monitor_is_reported_and_the_run_goes_on(base: Path, tmp_path: Path, whom: str) -> None:
     slow, out = whom == "a rank dawdles", tmp_path / "out"
-    run = training(base, out, 2, HOOK="dawdles")
+    run = training(base, out, 2, hook="dawdles")
     if slow:
         os.kill(run.ranks()[1], signal.SIGUSR2)
     for pid in run.pids():
         if not slow and processes.is_monitor(pid):
             os.kill(pid, signal.SIGKILL)
     words = f"rank 1 on {HOST} is slow" if slow else "watches this one is gone"
-    until(run, lambda: any(words in e["text"] and e["warning"] for e in events(out, "Note")), "it is not reported", 240)
+    until(run, lambda: any(words in e["text"] and e["warning"] for e in events(out, "Note")), 240)
     goes_on(run, out, 3)

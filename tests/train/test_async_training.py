@@ -3,9 +3,9 @@ happened; and one replica alone has those of plain training."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from async_help import ITERATIONS, SNAPSHOT, Found, Killed, Stage, survivors
@@ -52,11 +52,8 @@ def assert_replays(stage: Stage, run: Found, *replicas: int) -> None:
         assert_same(run.tensors(), again.tensors())
         assert again.record.encoded() == run.record.encoded()
         assert again.state.iter == run.state.iter
-        assert curve(run).items() <= curve(again).items(), "of a run that went on, those of its last life"
-
-
-def curve(run: Found) -> dict[int, float]:
-    return {event.iter: event.loss for event in run.of(Iterated)}
+        curve, its = ({event.iter: event.loss for event in one.of(Iterated)} for one in (run, again))
+        assert curve.items() <= its.items(), "of a run that went on, those of its last life"
 
 
 # -- the same bits
@@ -68,41 +65,22 @@ def test_a_run_and_its_replay_by_any_number_of_replicas(name: str) -> None:
     run = same_everywhere(stage.run(4))
     assert run.record.ends == [10, 20, 24]
     assert 0 < max(run.record.staleness) <= 3
+    assert {int(n) for name, n in run.tensors().items() if name.endswith("num_batches_tracked")} == {ITERATIONS}
     assert_replays(stage, run, 1, 2, 5)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_many_orders(seed: int) -> None:
-    stage = Stage(max_staleness=1 + seed, seed=seed, solver=SOLVERS["float"])
-    run = same_everywhere(stage.run(2 + seed % 4))
-    assert max(run.record.staleness) <= 1 + seed
-    assert_replays(stage, run, 1 + seed % 5)
 
 
 @pytest.mark.parametrize("name", SOLVERS)
 def test_one_replica_alone_is_plain_training(name: str) -> None:
     stage = Stage(solver=SOLVERS[name])
     (alone,) = survivors(stage.run(1))
-    plain, losses = plainly(stage)
-    assert_same(tensors(plain), alone.tensors())
-    assert [event.loss for event in alone.of(Iterated)] == losses
-    assert {event.staleness for event in alone.of(Iterated)} == {0}
-
-
-def plainly(stage: Stage) -> tuple[TrainState, list[float]]:
     state, loop = make_state(stage.make(), stage.solver, CPU), stage.stage_loop()
     parameters = [p.tensor for p in state.solver.parameters]
     reducer = make_reducer(Determinism.FIXED, parameters, SoloComm(), loop.arithmetic.logical_workers)
     places = ((8 * i + 2 * worker, 2) for i in range(ITERATIONS) for worker in range(4))
-    events = list(train(loop, state, stage.batches(places), reducer, lambda: False))
-    return state, [event.loss for event in events if isinstance(event, Iterated)]
-
-
-def test_batch_norms_count_every_push() -> None:
-    stage = Stage()
-    run = same_everywhere(stage.run(3))
-    assert {int(n) for name, n in run.tensors().items() if name.endswith("num_batches_tracked")} == {ITERATIONS}
-    assert_replays(stage, run, 1, 3)
+    events = train(loop, state, stage.batches(places), reducer, lambda: False)
+    losses = [event.loss for event in events if isinstance(event, Iterated)]
+    assert_same(tensors(state), alone.tensors())
+    assert [(event.loss, event.staleness) for event in alone.of(Iterated)] == [(loss, 0) for loss in losses]
 
 
 # -- what is told
@@ -155,9 +133,7 @@ def test_a_stop_ends_a_leg_and_the_whole_can_be_replayed(who: int) -> None:
 def test_a_replay_that_is_stopped_goes_back_to_the_last_boundary(replicas: int) -> None:
     stage = Stage(max_staleness=5)
     run = same_everywhere(stage.run(5))
-    stops = replace(
-        stage, stop=lambda rank, events: len([e for e in events if isinstance(e, Iterated)]) >= 13 // replicas
-    )
+    stops = replace(stage, stop=lambda rank, events: sum(isinstance(e, Iterated) for e in events) >= 13 // replicas)
     for seed in range(4):
         half = same_everywhere(replace(stops, seed=seed).run(replicas, recorded=run.record))
         assert half.state.iter in (0, SNAPSHOT, 2 * SNAPSHOT)
@@ -169,41 +145,35 @@ def test_a_replay_that_is_stopped_goes_back_to_the_last_boundary(replicas: int) 
 # -- deaths
 
 
-def kills(rank: int, at: Callable[[Asynchronous], None]) -> Callable[[Asynchronous], None]:
+def kills(rank: int, name: str, number: int) -> Callable[[Asynchronous], None]:
+    """That process dies before the `number`-th call of a method, from 0."""
+
     def prepare(pushing: Asynchronous) -> None:
+        honest, calls = getattr(pushing, name), count()
+
+        def call(*arguments: Any) -> Any:
+            if next(calls) == number:
+                raise Killed
+            return honest(*arguments)
+
         if pushing.comm.rank == rank:
-            at(pushing)
+            setattr(pushing, name, call)
 
     return prepare
 
 
-def before(obj: Any, name: str, number: int) -> None:
-    """The process dies before the `number`-th call of a method, from 0."""
-    honest, calls = getattr(obj, name), [0]
-
-    def call(*arguments: Any, **named: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == number + 1:
-            raise Killed
-        return honest(*arguments, **named)
-
-    setattr(obj, name, call)
-
-
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_death_ends_all(rank: int) -> None:
-    stage = Stage(prepare=kills(rank, lambda pushing: before(pushing, "_computed", 3)))
     with pytest.raises(PeerError):
-        stage.run(3)
+        Stage(prepare=kills(rank, "_computed", 3)).run(3)
 
 
 def test_where_a_replay_loses_one_all_end_and_none_waits_for_what_it_had() -> None:
     stage = Stage(max_staleness=5)
     run = same_everywhere(stage.run(5))
     for number in range(4):
-        dying = replace(stage, prepare=kills(2, lambda pushing, n=number: before(pushing, "_ask", 1 + 2 * n)))
         with pytest.raises(PeerError):
-            dying.run(3, recorded=run.record)
+            replace(stage, prepare=kills(2, "_ask", 1 + 2 * number)).run(3, recorded=run.record)
 
 
 # -- what is not finite
@@ -218,16 +188,9 @@ class Poison(ConvNet):
         return found + torch.where(bad, float("nan"), 0.0)[:, None]
 
 
-def with_bad(*iterations: int) -> Any:
-    data = dataset(8 * ITERATIONS)
-    images = np.array(data.images)
-    for i in iterations:
-        images[8 * i + 3] = 255
-    return replace(data, images=images)
-
-
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_where_nothing_is_skipped_the_first_ends_the_stage(replicas: int) -> None:
-    stage = Stage(make=Poison, data=with_bad(6))
+    data = dataset(8 * ITERATIONS)
+    data.images[8 * 6 + 3] = 255
     with pytest.raises(Diverged, match=r"the loss is nan at iteration 6, learning rate 0\.00714"):
-        stage.run(replicas)
+        Stage(make=Poison, data=data).run(replicas)

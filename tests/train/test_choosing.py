@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import contract
 import disks
 import pytest
 import torch
@@ -73,25 +74,24 @@ def test_one_worker_stays_dense_and_says_so(data: Path, tmp_path: Path) -> None:
     assert "choice" not in saved(tmp_path / "plain", 12) and not (tmp_path / "plain" / "choices").exists()
 
 
-def test_what_was_chosen_before_the_first_snapshot_is_kept(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_was_chosen_before_the_first_snapshot_is_kept(data: Path, tmp_path: Path, workers: int) -> None:
     schedule = make_schedule(tmp_path / "s", data, AUTO)
-    choose(schedule, tmp_path / "out")
-    (event,) = chosen(lives(schedule, tmp_path / "out"))
+    choose(schedule, tmp_path / "out", workers=workers)
+    shown = contract.stagerun(["plan", schedule, "--out", tmp_path / "out"], tmp_path).stdout
+    assert f"`main`: AUTO chose for {workers} worker" in shown
+    (event,) = chosen(lives(schedule, tmp_path / "out", workers))
     assert "OUT/choices" in event.why and {method for method, *_ in event.methods} == {DENSE, "TOP_K"}
-    lives(written(tmp_path / "w", data, CHOICE), tmp_path / "written")
+    lives(written(tmp_path / "w", data, CHOICE), tmp_path / "written", workers)
     assert ends(tmp_path / "out") == ends(tmp_path / "written") and "residual.safetensors" in ends(tmp_path / "out")
+
+
+NOT_ALLOWED = ({"*": "TERNGRAD"}, {"*": DENSE, "nothing": "TOP_K"}, {"fc.weight": "TOP_K"})
 
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"identity": "another"},
-        {"parent": "another"},
-        {"workers": 2},
-        {"choice": {"*": "TERNGRAD"}},  # not allowed
-        {"choice": {"*": DENSE, "nothing": "TOP_K"}},
-        {"choice": {"fc.weight": "TOP_K"}},
-    ],
+    [{"identity": "another"}, {"parent": "another"}, {"workers": 2}, *({"choice": choice} for choice in NOT_ALLOWED)],
 )
 def test_what_does_not_fit_is_chosen_anew(data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     schedule = make_schedule(tmp_path / "s", data, AUTO, main="max_iter: 1")
@@ -122,7 +122,7 @@ def test_a_snapshot_that_does_not_say_what_was_chosen_is_refused(data: Path, tmp
     (ref,) = store.inventory(disk, out).of("main")
     files = dict(store.read(disk, out, ref))
     content = [name for name in files if name.endswith(".safetensors")]
-    for choice in ({}, {"*": "TERNGRAD"}, {"*": "lost"}, {"*": DENSE, "nothing": "TOP_K"}, {"fc.weight": "TOP_K"}):
+    for choice in ({}, {"*": "lost"}, *NOT_ALLOWED):
         shutil.rmtree(out / "snapshots" / ref.name)
         files["state.json"] = json.dumps(json.loads(files["state.json"]) | {"choice": choice}).encode()
         about = {"identity": ref.identity, "environment": ref.environment, "parent": ref.parent}

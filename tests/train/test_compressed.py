@@ -4,11 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import contract
+import numpy as np
 import pytest
 import torch
 from compressing import how
 from engine_help import KNOBS, SOLVER, Batch, ConvNet, Threads, assert_same, dataset, started, tensors, updates
-from facade import Capture, Compression, Determinism, Memory, Method, Note, Scope, Solver, TrainState, recipe
+from facade import Capture, Compression, Determinism, Memory, Method, Note, Scope, TrainState, recipe
 from nan_help import lives, make_data, make_schedule
 from processes import ends
 
@@ -21,25 +22,16 @@ METHODS = [m for m in Method if m not in (Method.NONE, Method.AUTO)]
 BATCHES = [dataset(8, seed=i) for i in range(4)]
 
 
-def solver_of(compress: Compression | None) -> Solver:
-    return replace(SOLVER, batch_size=8, device_batch_size=2, compress=compress)
-
-
 def train(
-    compress: Compression | None,
-    determinism: Determinism,
-    comm: Comm,
-    batches: list[Batch] = BATCHES,
-    state: TrainState | None = None,
+    compress: Compression | None, determinism: Determinism, comm: Comm, batches: list[Batch] = BATCHES
 ) -> TrainState:
-    return updates(ConvNet(), solver_of(compress), batches, comm, determinism, state=state)[0]
+    return updates(ConvNet(), replace(SOLVER, compress=compress), batches, comm, determinism)[0]
 
 
 def everything(state: TrainState, comm: Comm) -> dict[str, torch.Tensor]:
     """Weights, momentum, and, on rank 0, all residuals: what a snapshot has."""
-    found = tensors(state)
+    capture, found = Capture(state), tensors(state)
     if state.residual is not None and comm.rank == 0:
-        capture = Capture(state)
         capture.take_residual(state.residual, comm)
         found |= {f"residual {name}": t.clone() for name, t in capture.residual.tensors.items()}
     elif state.residual is not None:
@@ -85,8 +77,8 @@ def test_what_is_sent_and_what_is_left_make_up_the_gradients() -> None:
     """Without momentum and decay the weights have moved by what was sent: with what is left it is what dense training had sent at the
     same weights."""
     comm = SoloComm()
-    solver = replace(solver_of(how(Method.TOP_K)), momentum=0.0, weight_decay=0.0)
-    dense = replace(solver, compress=None)
+    dense = replace(SOLVER, momentum=0.0, weight_decay=0.0)
+    solver = replace(dense, compress=how(Method.TOP_K))
     knobs = replace(KNOBS, lr=0.5, momentum=0.0, weight_decay=0.0)
     states = [(one, started(ConvNet(), one, comm)) for one in (dense, solver)]
     total, sent = ({p.name: torch.zeros_like(p.tensor) for p in state.solver.parameters} for _, state in states)
@@ -115,9 +107,8 @@ def test_an_update_that_is_not_made_leaves_residuals_as_they_were(workers: int, 
         if why == "not finite":
             weight[0, 0] = torch.nan
         late = None if why == "not finite" else lambda done: comm.rank == 1 and done == 1
-        _, (outcome,) = updates(
-            ConvNet(), solver_of(compress), BATCHES[:1], comm, ELASTIC, state=state, broken_off=late
-        )
+        solver = replace(SOLVER, compress=compress)
+        _, (outcome,) = updates(ConvNet(), solver, BATCHES[:1], comm, ELASTIC, state=state, broken_off=late)
         assert bool(outcome.wrong) == (why == "not finite") and outcome.broken_off == (why == "broken off")
         weight.copy_(kept)
         assert_same(before, everything(state, comm))
@@ -126,15 +117,14 @@ def test_an_update_that_is_not_made_leaves_residuals_as_they_were(workers: int, 
 
 
 def test_dense_until_it_starts() -> None:
-    compress = how(Method.TERNGRAD, start_iter=2)
-
-    def work(comm: Comm) -> list[dict[str, torch.Tensor]]:
-        state = started(ConvNet(), solver_of(compress), comm)
+    def work(comm: Comm, compress: Compression | None) -> list[dict[str, torch.Tensor]]:
+        solver = replace(SOLVER, compress=compress)
+        state = started(ConvNet(), solver, comm)
         # A reducer of its own for each process life: what it does depends on the iteration, not on what it has done.
-        return [tensors(train(compress, FIXED, comm, [batch], state)) for batch in BATCHES[:3]]
+        return [tensors(updates(ConvNet(), solver, [batch], comm, state=state)[0]) for batch in BATCHES[:3]]
 
-    plain = [Threads(2).run(lambda c, n=n: tensors(train(None, FIXED, c, BATCHES[:n])))[0] for n in (1, 2, 3)]
-    for found in Threads(2).run(work):
+    plain = Threads(2).run(lambda comm: work(comm, None))[0]
+    for found in Threads(2).run(lambda comm: work(comm, how(Method.TERNGRAD, start_iter=2))):
         assert_same(found[0], plain[0])
         assert_same(found[1], plain[1])
         assert not torch.equal(found[2]["fc.weight"], plain[2]["fc.weight"])
@@ -153,9 +143,7 @@ def test_parameters_by_pattern() -> None:
 def test_a_threshold_means_the_same_for_any_number_of_workers(workers: int) -> None:
     """All workers have the same gradient: each sends what is above the threshold of the mean, and so does one alone."""
     compress, two = how(Method.THRESHOLD, threshold=0.02), dataset(2, seed=1)
-    same = Batch(
-        *(torch.tensor(a).repeat(4, *[1] * (a.ndim - 1)).numpy() for a in (two.images, two.labels, two.positions))
-    )
+    same = Batch(*(np.concatenate([a] * 4) for a in (two.images, two.labels, two.positions)))
     alone = tensors(train(compress, FIXED, SoloComm(), [same]))
     for found in Threads(workers).run(lambda comm: tensors(train(compress, FIXED, comm, [same]))):
         assert_same(found, alone, 1e-9)
@@ -169,6 +157,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_data(tmp_path_factory.mktemp("data") / "lmdb")
 
 
+POWER_SGD = "method: POWER_SGD rank: 2"
+QSGD = 'method: QSGD memory: RESIDUAL start_iter: 2 param { name: "fc*" method: NONE }'
+
+
 def schedule(folder: Path, data: Path, compress: str, determinism: str) -> Path:
     solver = f"snapshot: 2 compress_param {{ {compress} }}"
     return make_schedule(folder, data, solver, shared=f"determinism: {determinism}", main="max_iter: 6")
@@ -176,26 +168,21 @@ def schedule(folder: Path, data: Path, compress: str, determinism: str) -> Path:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("compress", "determinism", "workers"),
-    [
-        ("method: POWER_SGD rank: 2", "FIXED", (2, 2)),
-        ('method: QSGD memory: RESIDUAL start_iter: 2 param { name: "fc*" method: NONE }', "ELASTIC", (2, 1)),
-        ("method: POWER_SGD rank: 2", "ELASTIC", (2, 1)),
-    ],
+    ("compress", "determinism", "then"), [(POWER_SGD, "FIXED", 2), (QSGD, "ELASTIC", 1), (POWER_SGD, "ELASTIC", 1)]
 )
 def test_a_run_that_was_ended_goes_on_to_the_same_bits(
-    data: Path, tmp_path: Path, compress: str, determinism: str, workers: tuple[int, int]
+    data: Path, tmp_path: Path, compress: str, determinism: str, then: int
 ) -> None:
     folder = schedule(tmp_path / "s", data, compress, determinism)
-    lives(folder, tmp_path / "whole", workers[-1])
-    lives(folder, tmp_path / "out", workers[0], stop_after=3)
-    lives(folder, tmp_path / "out", workers[1], kill_after=2)
-    lives(folder, tmp_path / "out", workers[1])
+    lives(folder, tmp_path / "whole", then)
+    lives(folder, tmp_path / "out", 2, stop_after=3)
+    lives(folder, tmp_path / "out", then, kill_after=2)
+    lives(folder, tmp_path / "out", then)
     assert ends(tmp_path / "out") == ends(tmp_path / "whole")
 
 
 def test_fixed_goes_on_with_other_workers_and_says_what_becomes_of_residuals(data: Path, tmp_path: Path) -> None:
-    folder = schedule(tmp_path / "s", data, "method: POWER_SGD rank: 2", "FIXED")
+    folder = schedule(tmp_path / "s", data, POWER_SGD, "FIXED")
     lives(folder, tmp_path / "out", 2, stop_after=3)
     said = "\n".join(event.text for event in lives(folder, tmp_path / "out", 3) if isinstance(event, Note))
     assert "resume is EQUIVALENT, not BIT-EXACT" in said and "workers: 2 -> 3" in said

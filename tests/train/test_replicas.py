@@ -75,30 +75,21 @@ def test_the_outer_update_is_its_formula(kind):
     sync = replace(LOCAL, method=SyncMethod.DILOCO, period=period, outer=outer)
     state = trained(replace(PLAIN_SGD, sync=sync), Linear(), 4)
 
-    # The mean of the replicas before each synchronisation, in numpy, from what an update without meeting makes of the weights.
-    a = Linear().double().state_dict()["fc.weight"].numpy().copy()
-    b = Linear().double().state_dict()["fc.bias"].numpy().copy()
-    common, velocity = {"w": a, "b": b}, {"w": np.zeros_like(a), "b": np.zeros_like(b)}
+    # From replicas that are trained one by one, each from the common weights on.
+    common = {name: tensor.double() for name, tensor in Linear().state_dict().items()}
+    velocity, part = dict.fromkeys(common, 0.0), replace(PLAIN_SGD, batch_size=2)
     for first in range(0, 4, period):
         replicas = []
         for r in range(4):
-            w, bias = common["w"].copy(), common["b"].copy()
-            for i in range(first, first + period):
-                images = cut(dataset(8, seed=i), 2 * r, 2 * r + 2)
-                x = (images.images.reshape(2, -1).astype(float) - 100) * 0.01
-                logits = x @ w.T + bias
-                p = np.exp(logits - logits.max(1, keepdims=True))
-                p /= p.sum(1, keepdims=True)
-                p[np.arange(2), images.labels] -= 1
-                w = w - 0.1 * (p.T @ x / 2 + 0.01 * w)
-                bias = bias - 0.1 * (p.mean(0) + 0.01 * bias)
-            replicas.append({"w": w, "b": bias})
+            own = [cut(dataset(8, seed=i), 2 * r, 2 * r + 2) for i in range(first, first + period)]
+            model = Linear().double()
+            model.load_state_dict(common)
+            replicas.append(tensors(updates(model, part, own, SoloComm(), ELASTIC, knobs=make_knobs(part))[0]))
         for name in common:
-            d = common[name] - np.mean([one[name] for one in replicas], 0)
+            d = common[name] - sum(one[name] for one in replicas) / 4
             velocity[name] = 0.9 * velocity[name] + d
             common[name] = common[name] - 0.7 * (velocity[name] if kind == "SGD" else d + 0.9 * velocity[name])
-    assert np.allclose(state.model.fc.weight.detach().numpy(), common["w"], rtol=0, atol=1e-12)
-    assert np.allclose(state.model.fc.bias.detach().numpy(), common["b"], rtol=0, atol=1e-12)
+    assert_same(common, {name: tensors(state)[name] for name in common}, 1e-12)
 
 
 def test_what_no_update_moves_is_no_replicas_own():
@@ -123,15 +114,12 @@ def test_what_no_update_moves_is_no_replicas_own():
 @pytest.mark.parametrize(("replicas", "workers"), [(3, 1), (3, 2), (5, 3), (6, 3)])
 def test_the_average_of_equal_replicas_is_each_of_them_and_of_others_is_rounded_once(replicas, workers, equal):
     """Of tensors that are too many for one message."""
-    solver = replace(
-        SOLVER, precision=Precision.FP32, batch_size=2 * replicas, sync=replace(LOCAL, replicas=replicas, period=9)
-    )
+    sync = replace(LOCAL, replicas=replicas, period=9)
+    solver = replace(SOLVER, precision=Precision.FP32, batch_size=2 * replicas, sync=sync)
     batch = dataset(2 * replicas, size=700)
     if equal:
-        batch.images[:], batch.labels[:] = (
-            np.tile(batch.images[:2], (replicas, 1, 1, 1)),
-            np.tile(batch.labels[:2], replicas),
-        )
+        batch.images[:] = np.tile(batch.images[:2], (replicas, 1, 1, 1))
+        batch.labels[:] = np.tile(batch.labels[:2], replicas)
 
     def work(comm):
         state = updates(Linear(700 * 700), solver, [batch], comm, ELASTIC)[0]
@@ -172,10 +160,8 @@ def test_an_iteration_that_one_rank_breaks_off_leaves_all_replicas_as_they_were(
         told = []
         for i, broken_off in ((0, None), (1, late), (1, None), (2, None)):
             batches, knobs = [dataset(8, seed=i)], make_knobs(solver)
-            state, outcomes = updates(
-                ConvNet(), solver, batches, comm, ELASTIC, knobs=knobs, state=state, broken_off=broken_off
-            )
-            told += [(one.broken_off, one.stop, state.iter) for one in outcomes]
+            state, (one,) = updates(ConvNet(), solver, batches, comm, ELASTIC, knobs, state, broken_off)
+            told.append((one.broken_off, one.stop, state.iter))
         assert told == [(False, False, 1), (True, True, 1), (False, False, 2), (False, False, 3)]
         return tensors(state)
 
@@ -210,15 +196,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_data(tmp_path_factory.mktemp("data") / "lmdb")
 
 
-def schedule(tmp_path: Path, data: Path, sync: str, **changes: str) -> Path:
-    shared = f"determinism: {changes.pop('determinism', 'ELASTIC')} keep_snapshots: 100"
-    return make_schedule(
-        tmp_path / "s",
-        data,
-        f"sync_param {{ {sync} }} " + changes.pop("solver", ""),
-        shared=shared,
-        **(changes or STAGES),
-    )
+def schedule(tmp_path: Path, data: Path, sync: str, solver: str = "", **stages: str) -> Path:
+    solver = f"sync_param {{ {sync} }} {solver}"
+    shared = "determinism: ELASTIC keep_snapshots: 100"
+    return make_schedule(tmp_path / "s", data, solver, shared=shared, **(stages or STAGES))
 
 
 @pytest.mark.long
@@ -254,38 +235,22 @@ def test_a_snapshot_holds_the_replicas_and_their_average(tmp_path, data):
 
 
 @pytest.mark.long
-def test_a_stage_that_branches_off_changes_no_bit_of_the_one_it_starts_from(tmp_path, data):
-    folder = schedule(tmp_path, data, SYNCS["local"], main="max_iter: 10 snapshot: 5")
-    lives(folder, tmp_path / "alone")
-    text = (folder / "schedule.prototxt").read_text() + 'stage { name: "branch" from: "main@3" }'
-    (folder / "schedule.prototxt").write_text(text)
-    (folder / "branch.prototxt").write_text("max_iter: 2")
-    lives(folder, tmp_path / "both")
-    a, b = snapshots(tmp_path / "alone"), snapshots(tmp_path / "both")
-    assert a.items() <= b.items() and ("main-00000003", "replicas.safetensors") in b
-
-
-@pytest.mark.long
 def test_an_evaluation_is_of_the_average_and_changes_no_replica(tmp_path, data):
     """Whoever holds what, and whether a snapshot has made the average before."""
 
-    def tested(name: str, workers: int, changes: str) -> list[tuple[int, float]]:
-        folder = schedule(tmp_path / name, data, SYNCS["local"], main=f"max_iter: 8 {changes}")
+    def tested(workers: int, changes: str) -> tuple[list[tuple[int, float]], dict[str, bytes]]:
+        here = tmp_path / changes / str(workers)
+        folder = schedule(here, data, SYNCS["local"], main=f"max_iter: 8 {changes}")
         text = (folder / "schedule.prototxt").read_text()
         val = f'val {{ source: "{data}" images: 64 }} shuffle: false'
         (folder / "schedule.prototxt").write_text(text.replace("shuffle: false", val))
-        events = lives(folder, tmp_path / name / "out", workers)
-        return [(e.iter, e.loss) for e in events if isinstance(e, Tested)]
+        told = [(e.iter, e.loss) for e in lives(folder, here / "out", workers) if isinstance(e, Tested)]
+        return told, snapshots(here / "out")[("main-00000008", "model.safetensors")]
 
-    one = tested("one", 1, "test_interval: 3 snapshot: 0")
+    one, last = tested(1, "test_interval: 3 snapshot: 0")
     assert [iter for iter, _ in one] == [3, 6, 8]
-    assert one == tested("two", 2, "test_interval: 3 snapshot: 0")
-    assert one == tested("saved", 4, "test_interval: 3 snapshot: 3")
-    tested("never", 2, "snapshot: 0")
-    last = {
-        name: snapshots(tmp_path / name / "out")[("main-00000008", "model.safetensors")] for name in ("one", "never")
-    }
-    assert last["one"] == last["never"]
+    assert tested(2, "test_interval: 3 snapshot: 0") == tested(4, "test_interval: 3 snapshot: 3") == (one, last)
+    assert tested(2, "snapshot: 0")[1] == last
 
 
 @pytest.mark.long
