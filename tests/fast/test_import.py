@@ -133,24 +133,6 @@ def test_odd_images_are_taken_by_rule_and_listed(tmp_path: Path) -> None:
         made(source, tmp_path / "strict")
 
 
-def test_files_that_are_ignored_are_counted_and_listed(tmp_path: Path) -> None:
-    source = made_images.class_folders(tmp_path / "images")
-    made(open_source(str(source), SourceOptions()), tmp_path / "plain")
-    assert "ignored" not in (tmp_path / "plain" / REPORT).read_text()
-    names = ["a b.HEIC", "x.heic", "noext", "notes.txt", "line\nbreak.txt", "Mr. Smith on a beach", ".DS_Store"]
-    for name in names:
-        (source / "n00000001" / name).touch()
-    found = open_source(str(source), SourceOptions())
-    made(found, tmp_path / "out")
-    assert records(tmp_path / "out") == records(tmp_path / "plain")
-    report = (tmp_path / "out" / REPORT).read_text()
-    assert report.endswith(
-        "\nignored: 6 files (.heic 2, .txt 2, no extension 2)\n"
-        + "".join(f"n00000001/{name}\n" for name in sorted(names[:-1])).replace("line\nb", "line?b")
-    )
-    assert made(found, tmp_path / "out").already  # the report is still known as its own
-
-
 def test_names_of_any_bytes(tmp_path: Path) -> None:
     name = os.fsdecode(b"class/\xff\xfe \xc3\xa4.jpg")
     made(Given((name, 0, made_images.jpeg(1)), (name + "2", 1, b"")), tmp_path / "out", max_bad=1, seed=None)

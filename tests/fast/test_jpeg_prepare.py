@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from facade import DataError, UsageError, read_header
+from facade import DataError, read_header
 from jpeg_pictures import SAMPLINGS, SCAN, by_pillow, changed, jpeg, whole
 
 from stagerun.data.jpeg import slices
@@ -68,10 +68,3 @@ def test_damaged_files_are_refused() -> None:
         prepare(
             progressive[: progressive.index(SCAN, progressive.index(SCAN) + 2)] + b"\xff\xd9"
         )  # smoothed by libjpeg
-
-
-def test_without_a_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STAGERUN_TURBOJPEG", "libnone.so.9")
-    assert "STAGERUN_TURBOJPEG" in can_prepare()
-    with pytest.raises(UsageError, match="STAGERUN_TURBOJPEG"):
-        prepare(jpeg(60, 90))

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from facade import Cache, ListRecords, Loader, PythonTransform, Transform, UsageError, caffe_pb2, make_memory
+from facade import Cache, ListRecords, Loader, PythonTransform, Transform, UsageError, make_memory
+from made_images import raw
 
 from stagerun.language import read
 
@@ -28,12 +29,8 @@ stage { name: "a" solver_param { } }
 
 def records(channels: int = 3, count: int = 40) -> ListRecords:
     rng = np.random.default_rng(1)
-
-    def datum(i: int) -> bytes:
-        data = rng.integers(0, 200, (channels, 12, 14), dtype=np.uint8).tobytes()
-        return caffe_pb2.Datum(channels=channels, height=12, width=14, data=data, label=i % 4).SerializeToString()
-
-    return ListRecords([datum(i) for i in range(count)], "/data/toy")
+    images = rng.integers(0, 200, (count, channels, 12, 14), dtype=np.uint8).transpose(0, 2, 3, 1)
+    return ListRecords([raw(image, i % 4) for i, image in enumerate(images)], "/data/toy")
 
 
 def function(body: str, **more: str) -> PythonTransform:

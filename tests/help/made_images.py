@@ -34,6 +34,18 @@ def png(seed: int, height: int = 40, width: int = 56, channels: int = 3) -> byte
     return cv2.imencode(".png", picture(seed, height, width, channels))[1].tobytes()
 
 
+def raw(image: NDArray[np.uint8], label: int = 0) -> bytes:
+    """A record of pixels, [height, width, channels]."""
+    height, width, channels = image.shape
+    data = image.transpose(2, 0, 1).tobytes()
+    return Datum(channels=channels, height=height, width=width, data=data, label=label).SerializeToString()
+
+
+def stored(data: bytes, label: int = 0) -> bytes:
+    """A record of a file."""
+    return Datum(data=data, label=label, encoded=True).SerializeToString()
+
+
 def prepared(files: Sequence[bytes]) -> list[bytes]:
     """What `data import --prepare` makes of these JPEGs; nothing on a machine that can't."""
     with tempfile.TemporaryDirectory() as name:
