@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from facade import DataError, SourceOptions, StagerunError, UsageError, open_source
+from facade import SourceOptions, UsageError, open_source
+from made_images import refused
 
 NONE, TEST = SourceOptions(), SourceOptions(split="test")
 CHANCE = np.random.default_rng(5)
@@ -44,13 +45,6 @@ def pixels(source: Any, i: int) -> np.ndarray:
     found = source.read(i).array
     assert found.dtype == np.uint8 and found.flags.c_contiguous
     return np.asarray(found)
-
-
-def refused(path: Path | str, kind: type[StagerunError] = DataError, **options: str) -> str:
-    with pytest.raises(kind) as error:
-        open_source(str(path), SourceOptions(**options))
-    assert str(path) in error.value.message and error.value.hint
-    return error.value.render()
 
 
 def test_cifar10_from_its_folder_the_folder_above_and_the_archive(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from facade import DataError, RecipeError, SourceOptions, StagerunError, UsageError, open_source
-from made_images import everything
+from made_images import everything, refused
 
 NONE = SourceOptions()
 
@@ -34,12 +34,6 @@ def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
 def put(path: Path, data: bytes | str) -> str:
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
     return str(path)
-
-
-def refused(path: str, kind: type[StagerunError] = DataError, **options: str) -> str:
-    with pytest.raises(kind) as error:
-        open_source(path, SourceOptions(**options))
-    return error.value.render()
 
 
 SYNSETS = ("n00000001", "n00000002", "n00000003")
