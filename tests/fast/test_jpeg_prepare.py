@@ -64,7 +64,6 @@ def test_damaged_files_are_refused() -> None:
     with pytest.raises(DataError, match="ends before its end marker"):
         prepare(data[:-200])
     progressive = jpeg(60, 90, progressive=True)
+    second = progressive.index(SCAN, progressive.index(SCAN) + 2)
     with pytest.raises(DataError, match="pixels would change"):
-        prepare(
-            progressive[: progressive.index(SCAN, progressive.index(SCAN) + 2)] + b"\xff\xd9"
-        )  # smoothed by libjpeg
+        prepare(progressive[:second] + b"\xff\xd9")  # smoothed by libjpeg

@@ -67,9 +67,8 @@ def test_what_it_draws_belongs_to_seed_and_position_and_is_frozen() -> None:
 def test_it_is_given_red_first_and_may_write_into_what_it_is_given() -> None:
     image = np.zeros((4, 5, 3), np.uint8)
     image[..., 2] = 200  # red, of B, G, R
-    seen = function(
-        "def augment(image, rng):\n    assert image[0, 0].tolist() == [200, 0, 0]\n    image[:] = (1, 2, 3)\n    return image\n"
-    )
+    body = "    assert image[0, 0].tolist() == [200, 0, 0]\n    image[:] = (1, 2, 3)\n    return image\n"
+    seen = function(f"def augment(image, rng):\n{body}")
     assert seen(image, 1, 0, lambda: "")[0, 0].tolist() == [3, 2, 1]
     assert image[0, 0].tolist() == [0, 0, 200]
     grey = function("def augment(image, rng):\n    assert image.shape == (12, 14, 1)\n    return 255 - image\n")
@@ -102,9 +101,8 @@ def test_an_image_of_the_wrong_size_names_the_function_both_sizes_and_the_record
     where = "aug.py:1: `augment` returned an image that can't be used: the image is 8 x 14 pixels (height x width)"
     with pytest.raises(UsageError) as error:
         loader(records(), crop, shuffle=False).batch(41, 1)
-    assert error.value.message == (
-        f"{where}, too small for crop_size: 10\n  def augment(image, rng):\n  for /data/toy: record `00000001` (at position 41)"
-    )
+    place = "for /data/toy: record `00000001` (at position 41)"
+    assert error.value.message == f"{where}, too small for crop_size: 10\n  def augment(image, rng):\n  {place}"
     assert error.value.hint == "return a larger image, or have `random_resize_param` enlarge it"
     with pytest.raises(UsageError, match="too small for crop_size: 10"):
         loader(records(), crop).preflight()

@@ -52,12 +52,8 @@ def test_cifar10_from_its_folder_the_folder_above_and_the_archive(tmp_path: Path
     pictures = ten(folder)
     archive, plain = packed(folder, tmp_path / "c.tar.gz"), packed(folder, tmp_path / "c.tar", "w")
     signatures = set()
-    for path, options in (
-        (folder, NONE),
-        (folder.parent, NONE),
-        (archive, NONE),
-        (plain, SourceOptions(format="cifar")),
-    ):
+    named = SourceOptions(format="cifar")
+    for path, options in ((folder, NONE), (folder.parent, NONE), (archive, NONE), (plain, named)):
         source = open_source(str(path), options)
         assert source.kind == "cifar" and len(source) == 15 and source.classes[9] == "class9"
         assert [source.item(i).label for i in range(15)] == [0, 9, 0, 1, 9, 0, 2, 9, 0, 3, 9, 0, 4, 9, 0]

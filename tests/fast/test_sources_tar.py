@@ -40,10 +40,8 @@ SYNSETS = ("n00000001", "n00000002", "n00000003")
 
 
 def train(tmp_path: Path) -> str:
-    inner = [
-        (f"{s}.tar", tar(*((f"{s}_{i}.JPEG", f"{s}{i}".encode() * 300) for i in (10, 2)))) for s in reversed(SYNSETS)
-    ]
-    return put(tmp_path / "ILSVRC2012_img_train.tar", tar(*inner))
+    inner = {s: tar(*((f"{s}_{i}.JPEG", f"{s}{i}".encode() * 300) for i in (10, 2))) for s in reversed(SYNSETS)}
+    return put(tmp_path / "ILSVRC2012_img_train.tar", tar(*((f"{s}.tar", data) for s, data in inner.items())))
 
 
 def test_imagenets_train_is_a_tar_of_tars_with_sorted_synsets_as_labels(tmp_path: Path) -> None:
