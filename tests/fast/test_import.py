@@ -128,6 +128,13 @@ def test_odd_images_are_taken_by_rule_and_listed(tmp_path: Path) -> None:
         made(source, tmp_path / "strict")
 
 
+def test_the_name_of_an_ignored_file_is_one_line(tmp_path: Path) -> None:
+    source = made_images.class_folders(tmp_path / "images")
+    (source / "n00000001" / "line\nbreak.txt").touch()
+    made(open_source(str(source), SourceOptions()), tmp_path / "out")
+    assert (tmp_path / "out" / REPORT).read_text().endswith("\nn00000001/line?break.txt\n")
+
+
 def test_names_of_any_bytes(tmp_path: Path) -> None:
     name = os.fsdecode(b"class/\xff\xfe \xc3\xa4.jpg")
     made(Given((name, 0, made_images.jpeg(1)), (name + "2", 1, b"")), tmp_path / "out", max_bad=1, seed=None)
