@@ -6,8 +6,9 @@ import contract
 import cv2
 import numpy as np
 import tiny
-from facade import LmdbSource, Loader, caffe_pb2, write_lmdb
+from facade import LmdbSource, Loader, write_lmdb
 from log_help import room
+from made_images import stored
 
 from stagerun import load
 
@@ -33,9 +34,7 @@ def record(i: int) -> bytes:
     rng = np.random.default_rng(i)
     soft = rng.integers(0, 256, (3, 3, 3), dtype=np.uint8)
     picture = cv2.resize(soft, (24 + 3 * i, 30), interpolation=cv2.INTER_CUBIC)
-    return caffe_pb2.Datum(
-        encoded=True, data=cv2.imencode(".png", picture)[1].tobytes(), label=i % 3
-    ).SerializeToString()
+    return stored(cv2.imencode(".png", picture)[1].tobytes(), i % 3)
 
 
 def is_on(paper: np.ndarray, picture: np.ndarray, times: int) -> bool:
@@ -74,16 +73,8 @@ def test_a_stage_shows_what_its_network_gets(tmp_path: Path) -> None:
     write_lmdb(str(tmp_path / "lmdb"), [record(i) for i in range(12)])
     (tmp_path / "schedule.prototxt").write_text(SCHEDULE)
     (tmp_path / "one.prototxt").write_text("display: 1\n")
-    loader = Loader(
-        LmdbSource(str(tmp_path / "lmdb")),
-        load(tmp_path).stages[0].solver.transform,
-        train=True,
-        channels=3,
-        num_classes=3,
-        seed=1,
-        images=12,
-        shuffle=True,
-    )
+    param, about = load(tmp_path).stages[0].solver.transform, {"channels": 3, "num_classes": 3, "images": 12}
+    loader = Loader(LmdbSource(str(tmp_path / "lmdb")), param, train=True, seed=1, shuffle=True, **about)
     for stage, start in (("one", 0), ("two", 20)):
         paper, said = sheet(tmp_path, ".", "--stage", stage, "--number", 4, "--first", 2)
         assert f"stage {stage}, training: images 2 to 5" in said and "not shown: mixup_alpha" in said

@@ -7,6 +7,8 @@ from facade import DataError, Datum, ListRecords, Loader, Transform
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
+from made_images import raw
+from made_images import stored as record
 
 RNG = np.random.default_rng(0)
 PHOTO = cv2.GaussianBlur(RNG.integers(0, 256, (60, 90, 3), np.uint8), (9, 9), 0)
@@ -16,16 +18,6 @@ GREY_JPEG = cv2.imdecode(cv2.imencode(".jpg", GREY)[1], cv2.IMREAD_GRAYSCALE)[:,
 
 def encode(image: np.ndarray, kind: str = ".jpg", *options: int) -> bytes:
     return cv2.imencode(kind, image, list(options))[1].tobytes()
-
-
-def record(data: bytes, label: int = 0, encoded: bool = True) -> bytes:
-    return Datum(data=data, label=label, encoded=encoded).SerializeToString()
-
-
-def raw(image: np.ndarray, label: int = 0) -> bytes:
-    planes = image.transpose(2, 0, 1)
-    c, h, w = planes.shape
-    return Datum(channels=c, height=h, width=w, data=planes.tobytes(), label=label).SerializeToString()
 
 
 def decode(value: bytes, channels: int = 3) -> tuple[np.ndarray, int]:

@@ -8,16 +8,13 @@ from pathlib import Path
 
 import contract
 import lmdb
+import numpy as np
 import pytest
-from facade import DataError, Datum, LmdbSource, StorageError, write_lmdb
+from facade import DataError, LmdbSource, StorageError, write_lmdb
+from made_images import raw
 
 VALUES = [bytes([i % 251]) * (100 + i) for i in range(300)]
-
-
-RECORDS = [
-    Datum(channels=1, height=5, width=7 + i, data=bytes([i % 251]) * 5 * (7 + i), label=i % 9).SerializeToString()
-    for i in range(300)
-]
+RECORDS = [raw(np.full((5, 7 + i, 1), i % 251, np.uint8), i % 9) for i in range(300)]
 
 
 @pytest.fixture

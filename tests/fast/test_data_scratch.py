@@ -78,14 +78,9 @@ def fails_below(monkeypatch: pytest.MonkeyPatch, folder: str, after: int = 0) ->
 
 
 def flip(path: Path, at: int) -> None:
-    with path.open("r+b") as stream:
-        stream.seek(at)
-        byte = stream.read(1)
-        stream.seek(at)
-        stream.write(bytes([byte[0] ^ 1]))
-
-
-# -- copies
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
 
 
 def test_a_copy_is_made_once_and_used_again(source: str, disk: Path) -> None:
@@ -104,24 +99,17 @@ def test_a_copy_is_made_once_and_used_again(source: str, disk: Path) -> None:
 def test_a_changed_source_gets_a_copy_of_its_own(source: str, disk: Path) -> None:
     first = one(source, disk)
     os.utime(Path(source, "data.mdb"), ns=(1, 1))
-    second = one(source, disk)
-    assert first.path != second.path and len(folders(disk)) == 2
-    assert {first.path, second.path} == {str(disk / HOME / name) for name in folders(disk)}
+    assert {first.path, one(source, disk).path} == {str(disk / HOME / name) for name in folders(disk)}
+    assert len(folders(disk)) == 2
 
 
 def test_the_side_file_follows_the_sources(source: str, disk: Path) -> None:
     copy = one(source, disk)
-    for content in (b"first", b"second", None):
-        if content is None:
-            Path(source, SIDE_FILE).unlink()
-        else:
-            Path(source, SIDE_FILE).write_bytes(content)
-        assert one(source, disk).bytes == 0
-        there = Path(copy.path, SIDE_FILE)
-        assert (there.read_bytes() if there.exists() else None) == content
-
-
-# -- interrupted
+    for content in (b"first", b"second"):
+        Path(source, SIDE_FILE).write_bytes(content)
+        assert one(source, disk).bytes == 0 and Path(copy.path, SIDE_FILE).read_bytes() == content
+    Path(source, SIDE_FILE).unlink()
+    assert one(source, disk).bytes == 0 and not Path(copy.path, SIDE_FILE).exists()
 
 
 def test_what_a_killed_copy_left_is_not_believed(source: str, disk: Path) -> None:
@@ -141,16 +129,6 @@ def stop_after(source: str, disk: Path, count: int) -> None:
 
     with pytest.raises(CopyStopped):
         one(source, disk, watch=watch, stop=lambda: done[0] >= count)
-
-
-def test_a_stop_keeps_what_is_there(source: str, disk: Path) -> None:
-    stop_after(source, disk, 4 * BLOCK)
-    assert folders(disk) == [look(source).name + ".partial"]
-    size = look(source).size
-    assert one(source, disk).bytes <= size - 3 * BLOCK
-
-
-# -- what is wrong with a copy
 
 
 @pytest.mark.parametrize("damage", ["cut off", "deleted", "manifest", "suspect"])
@@ -176,9 +154,9 @@ def test_a_copy_that_is_seen_to_be_damaged_is_mended_before_it_is_used(source: s
 @pytest.mark.parametrize("said", ['{"version": 1, "source": [', "no blocks"])
 def test_a_copy_in_use_is_not_removed_whatever_its_manifest_says(source: str, disk: Path, said: str) -> None:
     copy = one(source, disk)
-    manifest = layout.read_manifest(Path(copy.path))
-    assert manifest is not None
     if said == "no blocks":  # found to be of other bytes than the source has now
+        manifest = layout.read_manifest(Path(copy.path))
+        assert manifest is not None
         layout.write_manifest(Path(copy.path), replace(manifest, blocks=()))
     else:
         Path(copy.path, layout.MANIFEST).write_text(said)
@@ -207,9 +185,6 @@ def test_a_disk_that_gives_back_other_bytes_is_named(source: str, disk: Path, mo
     with pytest.raises(StorageError, match="gives back other bytes than were written"):
         one(source, disk)
     assert folders(disk) == []
-
-
-# -- room
 
 
 def with_free(monkeypatch: pytest.MonkeyPatch, disk: Path, free: int) -> None:
@@ -287,16 +262,9 @@ def test_interrupted_copies_of_others_make_room_first(source: str, disk: Path, m
     assert folders(disk) == sorted([Path(copy.path).name, Path(complete.path).name])
 
 
-# -- what fails
-
-
 @pytest.mark.parametrize(
     ("where", "call", "number"),
-    [
-        (os, "pwrite", errno.ENOSPC),
-        (os, "pwrite", errno.EIO),
-        (fcntl, "flock", errno.ENOLCK),
-    ],
+    [(os, "pwrite", errno.ENOSPC), (os, "pwrite", errno.EIO), (fcntl, "flock", errno.ENOLCK)],
 )
 def test_a_disk_that_is_full_or_fails_or_has_no_locks_leaves_no_copy(
     source: str, disk: Path, monkeypatch: pytest.MonkeyPatch, where: ModuleType, call: str, number: int
@@ -357,9 +325,6 @@ def test_scratch_must_exist_and_be_ours(source: str, tmp_path: Path) -> None:
     assert (elsewhere / "data.mdb").read_text() == "keep"
 
 
-# -- taking them away
-
-
 def test_a_lock_whose_file_was_removed_is_not_taken_for_held(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     fd = os.open(path, os.O_CREAT | os.O_RDWR)
@@ -370,9 +335,6 @@ def test_a_lock_whose_file_was_removed_is_not_taken_for_held(tmp_path: Path) -> 
     with layout.held_now(path) as held:
         assert held and path.exists()
     os.close(fd)
-
-
-# -- reading changes over between an LMDB and its copy
 
 
 @pytest.mark.parametrize("how", ["cut off", "fails"])
@@ -386,9 +348,7 @@ def test_a_copy_that_fails_is_left_for_the_original(
             os.truncate(Path(copy.path, "data.mdb"), 1 << 13)
         else:
             fails_below(patch, copy.path)
-        assert [bytes(records.read(i, Room())) for i in range(500)] == [
-            i.to_bytes(4, "little") * 500 for i in range(500)
-        ]
+        assert all(bytes(records.read(i, Room())) == i.to_bytes(4, "little") * 500 for i in range(500))
     [trouble] = records.trouble
     assert "the copy in scratch can't be read" in trouble and copy.path in trouble
     assert trouble.endswith(f"{source} is read from now on")

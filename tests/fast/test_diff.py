@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 import contract
+import disks
 from click.testing import CliRunner, Result
-from facade import Schedule
 
 from stagerun import store
 from stagerun.cli import main
@@ -31,21 +31,11 @@ def run(out: Path, *trained: tuple[str, Path]) -> Path:
     store.prepare(store.LocalDisk(), out)
     for clock, (name, folder) in enumerate(trained):
         of = load(folder)
-        ref = store.commit(
-            store.LocalDisk(),
-            out,
-            store.Metadata(
-                place=place(of, name, 1 + clock), parent="", identity=of.stage(name).identity, environment={}
-            ),
-            files={"recipe.prototxt": canonical(of).encode()},
-            content=("recipe.prototxt",),
-        )
+        stage, files = of.stage(name), {"recipe.prototxt": canonical(of).encode()}
+        end, attempt = stage.solver.max_iter, 1 + clock
+        ref = disks.commit(store.LocalDisk(), out, name, end, attempt, files, identity=stage.identity)
         os.utime(out / "snapshots" / ref.name / "MANIFEST.json", (clock, clock))
     return out
-
-
-def place(of: Schedule, stage: str, attempt: int) -> store.Place:
-    return store.Place(stage, of.stage(stage).solver.max_iter, attempt)
 
 
 def test_a_run_that_kept_a_changed_stage_is_what_that_was_trained_from(tmp_path):
@@ -65,7 +55,6 @@ def test_a_run_that_kept_a_stage_of_other_images_or_another_network(tmp_path):
         now = edited(tmp_path / str(number), "schedule", old, new)
         out = run(tmp_path / f"out{number}", ("trunk", before), ("long", now))
         said = diff(out, now).stdout
-        assert (
-            f"\ntrunk\n  {field}  " in said and said.count("->") == 1 and said.endswith("they train different things\n")
-        )
+        assert f"\ntrunk\n  {field}  " in said and said.count("->") == 1
+        assert said.endswith("they train different things\n")
     assert "nothing differs" in diff(run(tmp_path / "same", ("trunk", before), ("long", before)), before).stdout

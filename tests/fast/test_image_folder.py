@@ -2,27 +2,18 @@
 
 import os
 import shutil
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import contract
 import made_images
 import pytest
-from facade import (
-    SIDE_FILE,
-    CopyStopped,
-    DataError,
-    RecipeError,
-    Schedule,
-    engine,
-    same_set,
-    with_imports,
-)
+from facade import SIDE_FILE, CopyStopped, DataError, RecipeError, Schedule, engine, same_set, with_imports
 
 from stagerun.base.recipe import Import
 from stagerun.data.importing.first_use import have, remove_others
-from stagerun.language import load, look_at_classes, look_at_folders
+from stagerun.language import load
 from stagerun.launch.compare import what_is_read
 from stagerun.system import image_folder
 from stagerun.system.imports import is_there
@@ -69,11 +60,8 @@ def make(schedule: Schedule, stop: Callable[[], bool] = lambda: False) -> list[s
 
 def test_images_and_classes_are_known_before_anything_is_imported(folder: Path) -> None:
     s = read(folder)
-    assert (s.data.train.images, s.data.val[0].images, s.stages[0].solver.max_iter) == (30, 9, 10)
     _, made = of_train(s)
-    assert made.counts == (10, 10, 10) and made.classes == ("n00000000", "n00000001", "n00000002")
-    assert not is_there(made) and Path(made.lmdb).parent == folder / "out" / "data"
-    assert look_at_folders(s) == look_at_classes(s) == []
+    assert made.classes == ("n00000000", "n00000001", "n00000002") and not is_there(made)
     assert s.sets[s.data.train.path] == f"30 records, folder {made.files[:16]}"
     balanced = with_sets(with_imports(load(folder, ("solver.sampling=BALANCED",)), folder / "out"), lambda stage: None)
     assert balanced.class_sizes_of(balanced.stages[0]) == (10, 10, 10)
@@ -129,18 +117,14 @@ def test_earlier_states_are_removed_but_for_those_of_other_hosts(folder: Path) -
         states.append(of_train(s)[1])
     assert all(map(is_there, states)), "whoever imports knows not who reads the others"
     remove_others(states[2], [states[1].lmdb])
-    assert sorted(os.listdir(folder / "out" / "data")) == sorted(
-        Path(one.lmdb).name for one in (*states[1:], s.imports[s.data.val[0].path])
-    )
+    left = {Path(one.lmdb).name for one in (*states[1:], s.imports[s.data.val[0].path])}
+    assert set(os.listdir(folder / "out" / "data")) == left
 
 
 def test_of_two_that_come_at_once_one_imports(folder: Path) -> None:
-    s, said = read(folder), list[list[str]]()
-    threads = [threading.Thread(target=lambda: said.append(make(s))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    s = read(folder)
+    with ThreadPoolExecutor(3) as pool:
+        said = list(pool.map(make, [s] * 3))
     assert sorted(text.partition(": ")[2].split()[1] for one in said for text in one) == ["30", "9"]
 
 
@@ -151,18 +135,6 @@ def test_a_folder_that_changes_meanwhile_is_refused(folder: Path) -> None:
         make(s)
 
 
-def test_in_scratch_it_is_a_copy_like_the_others(folder: Path, tmp_path: Path) -> None:
-    scratch = tmp_path / "disk"
-    scratch.mkdir()
-    s = read(written(folder, more=f'scratch: "{scratch}" scratch_reserve: 0'))
-    path, made = of_train(s)
-    assert made.in_scratch and Path(made.lmdb).parent.parent == scratch
-    used = have(path, made, s.data, lambda: False)
-    used.close()
-    shutil.rmtree(Path(made.lmdb).parent)
-    assert have(path, made, s.data, lambda: False).said, "and it is imported again"
-
-
 def test_an_unfinished_import_in_scratch_takes_room_and_makes_it(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +143,7 @@ def test_an_unfinished_import_in_scratch_takes_room_and_makes_it(
     scratch.mkdir()
     s, asked = read(written(folder, more=f'scratch: "{scratch}" scratch_reserve: 0')), [0]
     path, made = of_train(s)
+    assert made.in_scratch and Path(made.lmdb).parent.parent == scratch
     needed = scratch_room(s)[0]
 
     def stop() -> bool:
@@ -186,10 +159,13 @@ def test_an_unfinished_import_in_scratch_takes_room_and_makes_it(
         shutil.rmtree(Path(made.lmdb).parent)
     with pytest.raises(CopyStopped):
         have(path, made, s.data, lambda: asked.append(0) is None and len(asked) > 20)
-    assert "goes on behind" in have(path, made, s.data, lambda: False).said[0]
-    assert sorted(os.listdir(Path(made.lmdb).parent)) == sorted(
-        [Path(made.lmdb).name, f"{Path(made.lmdb).name}.lock", "lock"]
-    )
+    used = have(path, made, s.data, lambda: False)
+    assert "goes on behind" in used.said[0]
+    name, home = Path(made.lmdb).name, Path(made.lmdb).parent
+    assert sorted(os.listdir(home)) == sorted([name, f"{name}.lock", "lock"])
+    used.close()
+    shutil.rmtree(home)
+    assert have(path, made, s.data, lambda: False).said, "and it is imported again"
 
 
 def test_a_folder_of_too_many_images_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Where records lie, and the side file: right for every layout, and refused when it is not."""
 
+import errno
 import json
 import os
 import random
@@ -18,7 +19,6 @@ import pytest
 from drawn import examples
 from facade import (
     DataError,
-    Datum,
     LmdbSource,
     PermissionDenied,
     StorageError,
@@ -31,19 +31,10 @@ from facade import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from made_images import raw, stored
 
-SIZES = (
-    0,
-    1,
-    784,
-    2030,
-    2040,
-    2041,
-    4079,
-    4080,
-    4081,
-    9000,
-)  # around what fits into a page, and into one overflow page
+# around what fits into a page, and into one overflow page
+SIZES = (0, 1, 784, 2030, 2040, 2041, 4079, 4080, 4081, 9000)
 
 
 def write(folder: Path, records: dict[bytes, bytes], per_commit: int = 7) -> str:
@@ -127,11 +118,10 @@ def one_leaf(folder: Path, nodes: list[tuple[int, int, int]], entries: int) -> s
 def test_nodes_that_share_bytes_do_not_make_gigabytes(tmp_path: Path) -> None:
     good = [(PAGE - 40 * (i + 1), 20, 12) for i in range(100)]
     assert len(lmdb_offsets.offsets_of(one_leaf(tmp_path / "good", good, 100))) == 100
-    many = [(16 + 2 * 6000, 511, 0)] * 6000
     hostile = {
         "more nodes than it has room for": [(PAGE - 8, 0, 0)] * 7000,
         "a key has 33000 bytes, and LMDB allows 511": [(20000, 33000, 0)],
-        "overlap": many,
+        "overlap": [(16 + 2 * 6000, 511, 0)] * 6000,
         "reaches over the end of its page": [(PAGE - 100, 93, 0)],
         "overlap, though they have no keys": [(PAGE - 40, 0, 32)] * 6000,
     }
@@ -164,17 +154,18 @@ def test_a_tree_that_names_a_page_again_and_again_ends(tmp_path: Path) -> None:
 
 def record(i: int) -> bytes:
     if i % 4 == 3:
-        return Datum(channels=1, height=2, width=3, data=bytes(range(i, i + 6)), label=i).SerializeToString()
-    data = made_images.png(i) if i % 4 == 2 else made_images.jpeg(i, 20 + i, 30, 1 if i % 4 == 1 else 3)
-    return Datum(data=data, label=i, encoded=True).SerializeToString()
+        return raw(np.arange(i, i + 6, dtype=np.uint8).reshape(2, 3, 1), i)
+    return stored(made_images.png(i) if i % 4 == 2 else made_images.jpeg(i, 20 + i, 30, 1 if i % 4 == 1 else 3), i)
 
 
-def caffes(folder: Path, count: int = 8) -> str:
-    return write(folder, {b"%08d_%d.JPEG" % (i, i): record(i) for i in range(count)})
+@pytest.fixture
+def caffes(tmp_path: Path) -> str:
+    """An LMDB of JPEGs, grey ones, PNGs and pixels."""
+    return write(tmp_path / "db", {b"%08d_%d.JPEG" % (i, i): record(i) for i in range(8)})
 
 
-def test_the_side_file_of_an_lmdb_of_caffes(tmp_path: Path) -> None:
-    path = caffes(tmp_path / "db")
+def test_the_side_file_of_an_lmdb_of_caffes(caffes: str) -> None:
+    path = caffes
     assert index.load(path) is None
     steps: list[tuple[int, int]] = []
     built = indexing.build(path, lambda done, total: steps.append((done, total)), threads=3, classes=tuple("abcdefgh"))
@@ -196,22 +187,14 @@ def test_the_side_file_of_an_lmdb_of_caffes(tmp_path: Path) -> None:
 def test_the_mean_is_that_of_all_pixels(tmp_path: Path) -> None:
     """Large images count more than small ones, and grey ones three times alike."""
     images = [made_images.picture(1, 10, 10), made_images.picture(2, 40, 30), made_images.picture(3, 20, 20, 1)]
-    datums = []
-    for image in images:
-        h, w, c = image.shape
-        datums.append(Datum(channels=c, height=h, width=w, data=image.transpose(2, 0, 1).tobytes()).SerializeToString())
-    path = write(tmp_path / "db", {b"%d" % i: value for i, value in enumerate(datums)})
     pixels = np.concatenate([np.broadcast_to(i, (*i.shape[:2], 3)).reshape(-1, 3) for i in images]).astype(float)
-    assert indexing.build(path).facts.mean_bgr == pytest.approx(tuple(pixels.mean(axis=0)), abs=1e-9)
-    assert indexing.build(path).facts.deviation_bgr == pytest.approx(tuple(pixels.std(axis=0)), rel=1e-12)
-    assert (
-        indexing.build(path, pixels=False).facts.mean_bgr
-        == indexing.build(path, pixels=False).facts.deviation_bgr
-        == ()
-    )
-    grey = write(tmp_path / "grey", {b"0": datums[2]})
-    assert indexing.build(grey).facts.mean_bgr == pytest.approx((images[2].mean(),), abs=1e-9)
-    assert indexing.build(grey).facts.deviation_bgr == pytest.approx((images[2].std(),), rel=1e-12)
+    for name, some, all_of in (("db", images, pixels), ("grey", images[2:], images[2].reshape(-1, 1))):
+        path = write(tmp_path / name, {b"%d" % i: raw(image) for i, image in enumerate(some)})
+        facts = indexing.build(path).facts
+        assert facts.mean_bgr == pytest.approx(tuple(all_of.mean(axis=0)), abs=1e-9)
+        assert facts.deviation_bgr == pytest.approx(tuple(all_of.std(axis=0)), rel=1e-12)
+        facts = indexing.build(path, pixels=False).facts
+        assert facts.mean_bgr == facts.deviation_bgr == ()
 
 
 def test_a_side_file_without_the_deviation_is_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,8 +207,8 @@ def test_a_side_file_without_the_deviation_is_still_read(tmp_path: Path, monkeyp
     assert loaded is not None and loaded.facts == replace(made.facts, deviation_bgr=())
 
 
-def test_any_changed_byte_of_the_side_file_is_noticed(tmp_path: Path) -> None:
-    path = caffes(tmp_path / "db")
+def test_any_changed_byte_of_the_side_file_is_noticed(caffes: str) -> None:
+    path = caffes
     built = indexing.build(path)
     index.save(built, path)
     file = Path(path) / index.SIDE_FILE
@@ -248,34 +231,26 @@ def test_any_changed_byte_of_the_side_file_is_noticed(tmp_path: Path) -> None:
             index.load(path)
 
 
-def test_a_folder_that_may_not_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = caffes(tmp_path / "db")
-    built = indexing.build(path)
-    before = sorted(os.listdir(path))
-    for error, kind in (
-        (PermissionError(13, "Permission denied"), PermissionDenied),
-        (OSError(28, "full"), StorageError),
-    ):
+@pytest.mark.parametrize(("number", "kind"), [(errno.EACCES, PermissionDenied), (errno.ENOSPC, StorageError)])
+def test_a_folder_that_may_not_be_written_is_said(
+    caffes: str, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+) -> None:
+    def fail(fd: int) -> None:
+        raise OSError(number, os.strerror(number))
 
-        def fail(fd: int, error: OSError = error) -> None:
-            raise error
-
-        with monkeypatch.context() as patch, pytest.raises(kind):
-            patch.setattr(os, "fsync", fail)
-            index.save(built, path)
-        assert sorted(os.listdir(path)) == before
+    built, before = indexing.build(caffes), sorted(os.listdir(caffes))
+    with monkeypatch.context() as patch, pytest.raises(kind):
+        patch.setattr(os, "fsync", fail)
+        index.save(built, caffes)
+    assert sorted(os.listdir(caffes)) == before
 
 
 def test_the_side_file_of_another_lmdb_is_refused(tmp_path: Path) -> None:
     """Made in the same way, of as many bytes in as many transactions: only the records differ."""
-    paths = []
-    for name, first in (("one", 0), ("other", 1)):
-        raw = [
-            Datum(channels=1, height=8, width=8, data=bytes([first + i]) * 64, label=i).SerializeToString()
-            for i in range(9)
-        ]
-        paths.append(write(tmp_path / name, {b"%08d" % i: value for i, value in enumerate(raw)}))
-    one, other = paths
+    one, other = (
+        write(tmp_path / name, {b"%08d" % i: raw(np.full((8, 8, 1), first + i, np.uint8), i) for i in range(9)})
+        for name, first in (("one", 0), ("other", 1))
+    )
     index.save(indexing.build(one), one)
     (Path(other) / index.SIDE_FILE).write_bytes((Path(one) / index.SIDE_FILE).read_bytes())
     assert LmdbSource(one).index is not None
@@ -287,9 +262,9 @@ def test_the_side_file_of_another_lmdb_is_refused(tmp_path: Path) -> None:
     assert len(mistakes(other)) == 9
 
 
-def test_a_side_file_that_is_written_over_while_it_is_used(tmp_path: Path) -> None:
+def test_a_side_file_that_is_written_over_while_it_is_used(caffes: str) -> None:
     """`cp` empties the old file first: mapped, the next look at it would end the process."""
-    path = caffes(tmp_path / "db")
+    path = caffes
     index.save(indexing.build(path), path)
     source = LmdbSource(path)
     (Path(path) / index.SIDE_FILE).write_bytes(b"")
@@ -310,14 +285,8 @@ def mistakes(path: str, *words: str) -> list[str]:
 def unusable(folder: Path) -> str:
     """Four whole records of ten, and of those that can't be used each kind."""
     whole, png = made_images.jpeg(0), made_images.png(0)
-    bad = [
-        b"\xff\xff",
-        Datum(data=whole[:-50], encoded=True, label=3).SerializeToString(),
-        Datum(data=png[:-20], encoded=True, label=3).SerializeToString(),
-        Datum(data=b"GIF89a" + bytes(20), encoded=True).SerializeToString(),
-        Datum(data=png[:60] + bytes([png[60] ^ 255]) + png[61:], encoded=True).SerializeToString(),
-        Datum(data=whole, encoded=True, label=-2).SerializeToString(),
-    ]
+    changed, gif = png[:60] + bytes([png[60] ^ 255]) + png[61:], b"GIF89a" + bytes(20)
+    bad = [b"\xff\xff", stored(whole[:-50], 3), stored(png[:-20], 3), stored(gif), stored(changed), stored(whole, -2)]
     return write(folder, {b"%02d" % i: value for i, value in enumerate([*map(record, range(4)), *bad])})
 
 
@@ -345,17 +314,10 @@ def test_everyone_judges_as_the_loader_does(tmp_path: Path) -> None:
     whole, png = made_images.jpeg(0, 20, 30), made_images.png(0)
     damaged = bytearray(whole)
     damaged[whole.index(b"\xff\xc4") + 5 : whole.index(b"\xff\xc4") + 21] = b"\xff" * 16
-    values = {
-        "whole": whole,
-        "arithmetic": arithmetic(),
-        "lossless": whole.replace(b"\xff\xc0", b"\xff\xc3"),
-        "damaged": bytes(damaged),
-        "png": png,
-        "truncated": png[:-13],
-        "empty": png[:8],
-        "no end": png[:-12],
-    }
-    records = {name.encode(): Datum(data=value, encoded=True).SerializeToString() for name, value in values.items()}
+    lossless = whole.replace(b"\xff\xc0", b"\xff\xc3")
+    values = {"whole": whole, "arithmetic": arithmetic(), "lossless": lossless, "damaged": bytes(damaged)}
+    values |= {"png": png, "truncated": png[:-13], "empty": png[:8], "no end": png[:-12]}
+    records = {name.encode(): stored(value) for name, value in values.items()}
     path = write(tmp_path / "db", records)
     refused = set()
     for name, record in records.items():
@@ -380,7 +342,7 @@ def arithmetic() -> bytes:
 def test_which_images_an_lmdb_holds_is_known_without_its_side_file(tmp_path: Path) -> None:
     """By a sample, whose cost does not grow with the LMDB; a side file adds the fingerprint of all, and nothing is another set for it."""
     content = {b"%08d" % i: bytes([i % 251]) * (i % 9000) for i in range(700)}  # in the page, and in pages of their own
-    pictures = {key: Datum(channels=1, height=1, width=4, data=b"abcd", label=1).SerializeToString() for key in content}
+    pictures = dict.fromkeys(content, raw(np.ones((1, 4, 1), np.uint8), 1))
     first, again = (write(tmp_path / name, content, per_commit) for name, per_commit in (("a", 7), ("b", 700)))
     assert set_of(first) == set_of(again) and re.fullmatch(r"700 records, sample [0-9a-f]{16}", set_of(first))
     for other in (content | {b"00000000": b"x"}, content | {b"00000699": b"x"}, dict([*content.items()][:-1])):

@@ -140,26 +140,6 @@ def test_restart_markers_that_are_not_as_the_header_says(decoder: decoding.Decod
             assert np.array_equal(decoder.decode(data, read_header(data), 3, part), reference)
 
 
-def test_a_damaged_scan_is_decoded_as_opencv_does(decoder: decoding.Decoder) -> None:
-    rng = np.random.default_rng(1)
-    for data in (PHOTO, jpeg(60, 90), jpeg(60, 90, progressive=True)):
-        first = data.index(SCAN) + 20
-        for _ in range(30):
-            damaged = bytearray(data)
-            for at in rng.integers(first, len(data) - 2, 3):
-                if 0xFF not in damaged[at - 1 : at + 2]:  # markers stay, and no new one comes
-                    damaged[at] ^= int(rng.integers(1, 255)) or 1
-            if whole_or_none(bytes(damaged)) is not None:
-                check(decoder, bytes(damaged), 3, Rectangle(20, 30, 20, 31))
-
-
-def whole_or_none(data: bytes) -> np.ndarray | None:
-    try:
-        return whole(data)
-    except AttributeError:
-        return None
-
-
 def test_files_beyond_decoding(decoder: decoding.Decoder) -> None:
     tables = PHOTO.index(b"\xff\xc4")
     quantization = PHOTO.index(b"\xff\xdb")

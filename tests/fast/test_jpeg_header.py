@@ -29,11 +29,7 @@ def test_size_components_and_restarts() -> None:
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda b: np.frombuffer(b, np.uint8)])
 def test_every_kind_of_buffer_is_read(kind: type) -> None:
     assert read_header(kind(PHOTO)) == read_header(PHOTO)
-    assert (
-        decoding.is_complete(kind(PHOTO))
-        and decoding.is_complete(kind(PHOTO + b"\0"))
-        and not decoding.is_complete(kind(PHOTO[:-2]))
-    )
+    assert decoding.is_complete(kind(PHOTO)) and not decoding.is_complete(kind(PHOTO[:-2]))
 
 
 def test_a_thumbnail_in_the_metadata_is_not_the_picture() -> None:

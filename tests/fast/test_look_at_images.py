@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import made_images
+import numpy as np
 import pytest
 from contract import stagerun
-from facade import DataError, Datum, preflight, write_lmdb
+from facade import DataError, preflight, write_lmdb
 
 from stagerun.language import load
 
@@ -33,8 +34,7 @@ def make(folder: Path, **wrong: int) -> str:
         labels = [i % 5 for i in range(200)]
         labels[57] = wrong.get(name, 0)
         path = str(folder / name)
-        datums = [Datum(channels=1, height=8, width=8, data=bytes(64), label=label) for label in labels]
-        write_lmdb(path, [datum.SerializeToString() for datum in datums])
+        write_lmdb(path, [made_images.raw(np.zeros((8, 8, 1), np.uint8), label) for label in labels])
         assert stagerun(["data", "index", name], folder).exit_code == 0
     return str(folder)
 
@@ -43,8 +43,7 @@ def make(folder: Path, **wrong: int) -> str:
     ("name", "label", "line"), [("train", 10, 1), ("val", 99, 1), ("second", 10, 1), ("other", 5, 11)]
 )
 def test_a_label_out_of_range_is_found_among_all_records(tmp_path: Path, name: str, label: int, line: int) -> None:
-    preflight(load(make(tmp_path)))
-    folder = make(tmp_path / "wrong", **{name: label}) if (tmp_path / "wrong").mkdir() is None else ""
+    folder = make(tmp_path, **{name: label})
     with pytest.raises(DataError) as error:
         preflight(load(folder))
     assert f"{folder}/{name}: record `00000057`: the label is {label}, " in error.value.message
@@ -53,23 +52,23 @@ def test_a_label_out_of_range_is_found_among_all_records(tmp_path: Path, name: s
 
 def test_a_crop_that_is_larger_than_the_images_has_its_place(tmp_path: Path) -> None:
     folder = make(tmp_path)
-    for changes, place in (
-        (["solver.transform_param.crop_size=9"], "--set:1"),
-        (["b.transform_param.crop_size=9"], "--set:1"),
-        (["b.test_transform_param={crop_size: 9}"], "--set:1"),
+    preflight(load(folder))
+    for field in (
+        "solver.transform_param.crop_size=9",
+        "b.transform_param.crop_size=9",
+        "b.test_transform_param={crop_size: 9}",
     ):
         with pytest.raises(DataError) as error:
-            preflight(load(folder, changes))
+            preflight(load(folder, [field]))
         assert "too small for crop_size: 9" in error.value.message
-        assert f"lower `crop_size` ({place})" in error.value.hint
+        assert "lower `crop_size` (--set:1)" in error.value.hint
 
 
 def test_pictures_and_classes_are_held_against_each_other(tmp_path: Path) -> None:
     """One image too small for the last stage's crop, and classes that validation counts otherwise."""
     for name, classes in (("train", ("cat", "dog")), ("val", ("dog", "other"))):
         images = [made_images.jpeg(i, 20 if (name, i) == ("train", 5) else 40, 50) for i in range(8)]
-        datums = [Datum(data=data, label=i % 2, encoded=True) for i, data in enumerate(images)]
-        write_lmdb(str(tmp_path / name), [datum.SerializeToString() for datum in datums])
+        write_lmdb(str(tmp_path / name), [made_images.stored(data, i % 2) for i, data in enumerate(images)])
         (tmp_path / "classes").write_text("\n".join(classes))
         assert stagerun(["data", "index", name, "--classes", "classes"], tmp_path).exit_code == 0
     (tmp_path / "schedule.prototxt").write_text("""

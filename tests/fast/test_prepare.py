@@ -13,6 +13,7 @@ import made_images
 import numpy as np
 import pytest
 from facade import Datum, index, read_header
+from made_images import records
 from PIL import Image
 
 needs_transcoder = pytest.mark.skipif(not made_images.prepared([made_images.jpeg(1)]), reason="needs the extra `fast`")
@@ -52,11 +53,6 @@ def data(folder: Path, *words: object) -> str:
 
 def info(folder: Path, name: str) -> dict[str, Any]:
     return dict(json.loads(data(folder, "info", name, "--json")))
-
-
-def records(path: str | Path) -> dict[bytes, bytes]:
-    with lmdb.open(str(path), readonly=True, lock=False) as env, env.begin() as txn:
-        return dict(txn.cursor())
 
 
 def pixels(data: bytes) -> np.ndarray:

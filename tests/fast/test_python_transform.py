@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from facade import Cache, ListRecords, Loader, PythonTransform, Transform, UsageError, caffe_pb2, make_memory
+from facade import Cache, ListRecords, Loader, PythonTransform, Transform, UsageError, make_memory
+from made_images import raw
 
 from stagerun.language import read
 
@@ -28,12 +29,8 @@ stage { name: "a" solver_param { } }
 
 def records(channels: int = 3, count: int = 40) -> ListRecords:
     rng = np.random.default_rng(1)
-
-    def datum(i: int) -> bytes:
-        data = rng.integers(0, 200, (channels, 12, 14), dtype=np.uint8).tobytes()
-        return caffe_pb2.Datum(channels=channels, height=12, width=14, data=data, label=i % 4).SerializeToString()
-
-    return ListRecords([datum(i) for i in range(count)], "/data/toy")
+    images = rng.integers(0, 200, (count, channels, 12, 14), dtype=np.uint8).transpose(0, 2, 3, 1)
+    return ListRecords([raw(image, i % 4) for i, image in enumerate(images)], "/data/toy")
 
 
 def function(body: str, **more: str) -> PythonTransform:
@@ -70,9 +67,8 @@ def test_what_it_draws_belongs_to_seed_and_position_and_is_frozen() -> None:
 def test_it_is_given_red_first_and_may_write_into_what_it_is_given() -> None:
     image = np.zeros((4, 5, 3), np.uint8)
     image[..., 2] = 200  # red, of B, G, R
-    seen = function(
-        "def augment(image, rng):\n    assert image[0, 0].tolist() == [200, 0, 0]\n    image[:] = (1, 2, 3)\n    return image\n"
-    )
+    body = "    assert image[0, 0].tolist() == [200, 0, 0]\n    image[:] = (1, 2, 3)\n    return image\n"
+    seen = function(f"def augment(image, rng):\n{body}")
     assert seen(image, 1, 0, lambda: "")[0, 0].tolist() == [3, 2, 1]
     assert image[0, 0].tolist() == [0, 0, 200]
     grey = function("def augment(image, rng):\n    assert image.shape == (12, 14, 1)\n    return 255 - image\n")
@@ -105,9 +101,8 @@ def test_an_image_of_the_wrong_size_names_the_function_both_sizes_and_the_record
     where = "aug.py:1: `augment` returned an image that can't be used: the image is 8 x 14 pixels (height x width)"
     with pytest.raises(UsageError) as error:
         loader(records(), crop, shuffle=False).batch(41, 1)
-    assert error.value.message == (
-        f"{where}, too small for crop_size: 10\n  def augment(image, rng):\n  for /data/toy: record `00000001` (at position 41)"
-    )
+    place = "for /data/toy: record `00000001` (at position 41)"
+    assert error.value.message == f"{where}, too small for crop_size: 10\n  def augment(image, rng):\n  {place}"
     assert error.value.hint == "return a larger image, or have `random_resize_param` enlarge it"
     with pytest.raises(UsageError, match="too small for crop_size: 10"):
         loader(records(), crop).preflight()

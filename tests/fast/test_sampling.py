@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from contract import stagerun
-from facade import DataError, LmdbSource, Schedule, caffe_pb2, order, preflight, training_loader, write_lmdb
+from facade import DataError, LmdbSource, Schedule, preflight, training_loader, write_lmdb
+from made_images import raw
 
 from stagerun.language import canonical, read
 
@@ -23,18 +24,11 @@ def schedule(solver: str, source: str = "/x", classes: int = 4) -> Schedule:
 
 def make(folder: Path, indexed: bool = True) -> str:
     """The images of class c are all of brightness c."""
-
-    def datum(label: int) -> bytes:
-        return caffe_pb2.Datum(channels=1, height=4, width=4, data=bytes([label] * 16), label=label).SerializeToString()
-
-    labels = np.random.default_rng(1).permutation(np.repeat(np.arange(4), SIZES))
-    write_lmdb(str(folder / "lmdb"), [datum(int(label)) for label in labels])
+    labels = np.random.default_rng(1).permutation(np.repeat(np.arange(4), SIZES)).tolist()
+    write_lmdb(str(folder / "lmdb"), [raw(np.full((4, 4, 1), label, np.uint8), label) for label in labels])
     if indexed:
         assert stagerun(["data", "index", "lmdb"], folder).exit_code == 0
     return str(folder / "lmdb")
-
-
-# -- in the language
 
 
 def test_a_schedule_without_them_says_nothing_of_them() -> None:
@@ -42,9 +36,6 @@ def test_a_schedule_without_them_says_nothing_of_them() -> None:
     assert not [k for k in plain.stages[0].identity if "sampl" in k or "class_weight" in k]
     assert "sampl" not in canonical(plain) and "class_weight" not in canonical(plain)
     assert schedule("sampling: UNIFORM").stages[0].identity == plain.stages[0].identity
-
-
-# -- what `plan` says
 
 
 NET = """layer {{ name: "data" type: "Data" top: "data" top: "label" transform_param {{ mirror: true }} data_param {{ source: "{source}" batch_size: 4 backend: LMDB }} }}
@@ -78,27 +69,15 @@ def test_the_plan_says_what_it_does_to_an_epoch(
     assert shown.exit_code == 0 and told in shown.output, shown.output
 
 
-# -- over an LMDB
-
-
 def test_a_loader_gives_every_class_its_share_in_every_epoch(tmp_path: Path) -> None:
     made = schedule("sampling: BALANCED", source=make(tmp_path))
-    records = LmdbSource(made.data.train.path)
-    one = training_loader(records, made, made.stages[0], threads=3)
+    one = training_loader(LmdbSource(made.data.train.path), made, made.stages[0], threads=3)
     for start in (0, 60, 600):
         batch = one.batch(start, 60)
         assert np.bincount(batch.labels).tolist() == [15, 15, 15, 15]
         assert (batch.images[:, 0, 0, 0] == batch.labels).all()
     with one.stream([(60, 20), (80, 40)]) as stream:
         assert np.array_equal(np.concatenate([batch.labels for batch in stream]), one.batch(60, 60).labels)
-
-
-def test_uniform_is_the_order_that_it_was(tmp_path: Path) -> None:
-    made = schedule("sampling: UNIFORM", source=make(tmp_path, indexed=False))
-    records = LmdbSource(made.data.train.path)
-    found = training_loader(records, made, made.stages[0]).batch(50, 100)
-    labels = [caffe_pb2.Datum.FromString(records.get(i)[1]).label for i in order.indices(1, 60, 50, 100, True).tolist()]
-    assert found.labels.tolist() == labels
 
 
 def test_without_a_side_file_it_says_what_makes_one(tmp_path: Path) -> None:
@@ -110,12 +89,9 @@ def test_without_a_side_file_it_says_what_makes_one(tmp_path: Path) -> None:
 
 
 def test_it_is_looked_at_before_a_run_in_a_stage_that_is_else_like_another(tmp_path: Path) -> None:
-    source = make(tmp_path, indexed=False)
-    text = TEXT.format(solver="", source=source, classes=4)
-    more = 'stage { name: "b" solver_param { sampling: BALANCED } }\n'
-    made = read({"schedule.prototxt": text + more}, "/schedules/s")
+    b = '} } stage { name: "b" solver_param { sampling: BALANCED'
     with pytest.raises(DataError, match="needs the labels of all records"):
-        preflight(made)
+        preflight(schedule(b, source=make(tmp_path, indexed=False)))
 
 
 def test_labels_beyond_the_network_are_refused(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from facade import DataError, RecipeError, SourceOptions, StagerunError, StorageError, open_source
+from facade import DataError, RecipeError, SourceOptions, StorageError, open_source
+from made_images import refused
 
 NONE = SourceOptions()
 
@@ -20,14 +21,6 @@ def write(root: Path, *names: str) -> Path:
 
 def items(source: Any) -> list[tuple[str, int]]:
     return [(item.name, item.label) for item in (source.item(i) for i in range(len(source)))]
-
-
-def refused(path: Path | str, kind: type[StagerunError] = DataError, **options: str) -> str:
-    with pytest.raises(kind) as error:
-        open_source(str(path), SourceOptions(**options))
-    text = error.value.render()
-    assert "hint: " in text and str(path) in text
-    return text
 
 
 def test_a_folder_is_in_the_order_of_torchvisions_imagefolder(tmp_path: Path) -> None:
@@ -54,12 +47,8 @@ def test_links_are_followed_and_loops_are_not(tmp_path: Path) -> None:
     (root / "a" / "up").symlink_to(root)
     (root / "a" / "0.jpg").symlink_to(tmp_path / "elsewhere" / "1.jpg")
     found = items(open_source(str(root), NONE))
-    assert [item for item in found if "/up/" not in item[0]] == [
-        ("a/0.jpg", 0),
-        ("a/3.jpg", 0),
-        ("b/1.jpg", 1),
-        ("b/more/2.jpg", 1),
-    ]
+    expected = [("a/0.jpg", 0), ("a/3.jpg", 0), ("b/1.jpg", 1), ("b/more/2.jpg", 1)]
+    assert [item for item in found if "/up/" not in item[0]] == expected
 
 
 def test_what_has_an_images_name_is_an_item_whatever_it_is(tmp_path: Path) -> None:
@@ -75,13 +64,8 @@ def test_what_has_an_images_name_is_an_item_whatever_it_is(tmp_path: Path) -> No
     assert items(source) == [(f"a/{name}", 0) for name in names]
     assert source.ignored == ("a/broken.txt", "a/file")
     (root / "a" / "3.jpe").unlink()
-    for i, said in (
-        (1, "No such file"),
-        (2, "No such file"),
-        (3, "symbolic links"),
-        (4, "not a regular file, but a pipe"),
-        (5, "Not a directory"),
-    ):
+    said_of = ("No such file", "No such file", "symbolic links", "not a regular file, but a pipe", "Not a directory")
+    for i, said in enumerate(said_of, 1):
         with pytest.raises(DataError, match=f"a/{names[i]}: .*{said}"):
             source.read(i)
 

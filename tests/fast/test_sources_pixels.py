@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from facade import DataError, SourceOptions, StagerunError, UsageError, open_source
+from facade import SourceOptions, UsageError, open_source
+from made_images import refused
 
 NONE, TEST = SourceOptions(), SourceOptions(split="test")
 CHANCE = np.random.default_rng(5)
@@ -46,24 +47,13 @@ def pixels(source: Any, i: int) -> np.ndarray:
     return np.asarray(found)
 
 
-def refused(path: Path | str, kind: type[StagerunError] = DataError, **options: str) -> str:
-    with pytest.raises(kind) as error:
-        open_source(str(path), SourceOptions(**options))
-    assert str(path) in error.value.message and error.value.hint
-    return error.value.render()
-
-
 def test_cifar10_from_its_folder_the_folder_above_and_the_archive(tmp_path: Path) -> None:
     folder = tmp_path / "data" / "cifar-10-batches-bin"
     pictures = ten(folder)
     archive, plain = packed(folder, tmp_path / "c.tar.gz"), packed(folder, tmp_path / "c.tar", "w")
     signatures = set()
-    for path, options in (
-        (folder, NONE),
-        (folder.parent, NONE),
-        (archive, NONE),
-        (plain, SourceOptions(format="cifar")),
-    ):
+    named = SourceOptions(format="cifar")
+    for path, options in ((folder, NONE), (folder.parent, NONE), (archive, NONE), (plain, named)):
         source = open_source(str(path), options)
         assert source.kind == "cifar" and len(source) == 15 and source.classes[9] == "class9"
         assert [source.item(i).label for i in range(15)] == [0, 9, 0, 1, 9, 0, 2, 9, 0, 3, 9, 0, 4, 9, 0]

@@ -5,18 +5,11 @@ from pathlib import Path
 
 import google_crc32c
 import pytest
-from facade import DataError, RecipeError, SourceOptions, StagerunError, UsageError, open_source, tfexample_pb2
-from made_images import everything
+from facade import DataError, RecipeError, SourceOptions, UsageError, open_source, tfexample_pb2
+from made_images import everything, refused
 
 NONE = SourceOptions()
 MAGIC = struct.pack("<I", 0xCED7230A)
-
-
-def refused(path: Path | str, kind: type[StagerunError] = DataError, **options: str) -> str:
-    with pytest.raises(kind) as error:
-        open_source(str(path), SourceOptions(**options))
-    assert error.value.render().count("hint: ") >= 1
-    return error.value.render()
 
 
 # TFRecord

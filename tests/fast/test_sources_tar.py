@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from facade import DataError, RecipeError, SourceOptions, StagerunError, UsageError, open_source
-from made_images import everything
+from made_images import everything, refused
 
 NONE = SourceOptions()
 
@@ -36,20 +36,12 @@ def put(path: Path, data: bytes | str) -> str:
     return str(path)
 
 
-def refused(path: str, kind: type[StagerunError] = DataError, **options: str) -> str:
-    with pytest.raises(kind) as error:
-        open_source(path, SourceOptions(**options))
-    return error.value.render()
-
-
 SYNSETS = ("n00000001", "n00000002", "n00000003")
 
 
 def train(tmp_path: Path) -> str:
-    inner = [
-        (f"{s}.tar", tar(*((f"{s}_{i}.JPEG", f"{s}{i}".encode() * 300) for i in (10, 2)))) for s in reversed(SYNSETS)
-    ]
-    return put(tmp_path / "ILSVRC2012_img_train.tar", tar(*inner))
+    inner = {s: tar(*((f"{s}_{i}.JPEG", f"{s}{i}".encode() * 300) for i in (10, 2))) for s in reversed(SYNSETS)}
+    return put(tmp_path / "ILSVRC2012_img_train.tar", tar(*((f"{s}.tar", data) for s, data in inner.items())))
 
 
 def test_imagenets_train_is_a_tar_of_tars_with_sorted_synsets_as_labels(tmp_path: Path) -> None:

@@ -20,15 +20,9 @@ def image(height: int, width: int, seed: int = 0) -> np.ndarray:
 
 
 def jpeg(
-    height: int,
-    width: int,
-    sampling: str = "4:2:0",
-    interval: int = 0,
-    grey: bool = False,
-    progressive: bool = False,
-    quality: int = 90,
-    seed: int = 0,
-) -> bytes:
+    height: int, width: int, sampling: str = "4:2:0", interval: int = 0,
+    grey: bool = False, progressive: bool = False, quality: int = 90, seed: int = 0,
+) -> bytes:  # fmt: skip
     """`interval` is in MCUs from one restart marker to the next; 0: there are none."""
     pixels = image(height, width, seed)
     options = {
@@ -50,19 +44,9 @@ def by_pillow(mode: str, height: int = 70, width: int = 90, **options: object) -
 
 def whole(data: bytes, channels: int = 3, shrink: int = 1) -> np.ndarray:
     """What OpenCV decodes, in Caffe's manner; reduced by libjpeg."""
-    color = {
-        1: cv2.IMREAD_COLOR,
-        2: cv2.IMREAD_REDUCED_COLOR_2,
-        4: cv2.IMREAD_REDUCED_COLOR_4,
-        8: cv2.IMREAD_REDUCED_COLOR_8,
-    }
-    grey = {
-        1: cv2.IMREAD_GRAYSCALE,
-        2: cv2.IMREAD_REDUCED_GRAYSCALE_2,
-        4: cv2.IMREAD_REDUCED_GRAYSCALE_4,
-        8: cv2.IMREAD_REDUCED_GRAYSCALE_8,
-    }
-    flags = (grey if channels == 1 else color)[shrink] | cv2.IMREAD_IGNORE_ORIENTATION
+    color = "GRAYSCALE" if channels == 1 else "COLOR"
+    flags = getattr(cv2, f"IMREAD_{color}" if shrink == 1 else f"IMREAD_REDUCED_{color}_{shrink}")
+    flags |= cv2.IMREAD_IGNORE_ORIENTATION
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     return pixels.reshape(*pixels.shape[:2], channels)
 

@@ -8,9 +8,10 @@ from typing import Any
 import cv2
 import lmdb
 import numpy as np
+import pytest
 import simplejpeg
 from click.testing import CliRunner
-from facade import Datum
+from facade import DataError, Datum, SourceOptions, StagerunError, open_source
 from numpy.typing import NDArray
 
 from stagerun.cli import main
@@ -34,6 +35,23 @@ def png(seed: int, height: int = 40, width: int = 56, channels: int = 3) -> byte
     return cv2.imencode(".png", picture(seed, height, width, channels))[1].tobytes()
 
 
+def raw(image: NDArray[np.uint8], label: int = 0) -> bytes:
+    """A record of pixels, [height, width, channels]."""
+    height, width, channels = image.shape
+    data = image.transpose(2, 0, 1).tobytes()
+    return Datum(channels=channels, height=height, width=width, data=data, label=label).SerializeToString()
+
+
+def stored(data: bytes, label: int = 0) -> bytes:
+    """A record of a file."""
+    return Datum(data=data, label=label, encoded=True).SerializeToString()
+
+
+def records(path: Path | str) -> dict[bytes, bytes]:
+    with lmdb.open(str(path), readonly=True, lock=False) as env, env.begin() as txn:
+        return dict(txn.cursor())
+
+
 def prepared(files: Sequence[bytes]) -> list[bytes]:
     """What `data import --prepare` makes of these JPEGs; nothing on a machine that can't."""
     with tempfile.TemporaryDirectory() as name:
@@ -47,8 +65,17 @@ def prepared(files: Sequence[bytes]) -> list[bytes]:
         if done.exit_code == 64 and "can't prepare JPEGs" in done.output:
             return []
         assert done.exit_code == 0, done.output
-        with lmdb.open(out, readonly=True, lock=False) as env, env.begin() as txn:
-            return [Datum.FromString(value).data for _, value in txn.cursor()]
+        return [Datum.FromString(value).data for value in records(out).values()]
+
+
+def refused(path: Path | str, kind: type[StagerunError] = DataError, **options: str) -> str:
+    """What is said of a source that `data import` doesn't take."""
+    with pytest.raises(kind) as error:
+        open_source(str(path), SourceOptions(**options))
+    text = error.value.render()
+    assert "hint: " in text
+    assert any(str(file) in text for file in (path, *options.values(), Path(path).with_suffix(".lst")))
+    return text
 
 
 def everything(source: Any) -> list[tuple[str, int, bytes]]:

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import os
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -11,15 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from facade import SIDE_FILE, DataError, Datum, LmdbSource
+from test_sources_pixels import idx
 
 from stagerun.tools.data import fashion
 
 FIRST = np.load(Path(__file__).parents[1] / "golden" / "fashion_9664.npz")
 NAMES = list(fashion.DIGESTS)
-
-
-def idx_bytes(array: np.ndarray) -> bytes:
-    return bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape) + array.tobytes()
 
 
 @pytest.fixture
@@ -30,7 +28,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in NAMES:
         n = 30 if name.startswith("train") else 10
         array = FIRST["images" if "images" in name else "labels"][:n]
-        (folder / name).write_bytes(gzip.compress(idx_bytes(array)))
+        (folder / name).write_bytes(gzip.compress(idx(array)))
         monkeypatch.setitem(fashion.DIGESTS, name, hashlib.sha256(array.tobytes()).hexdigest())
     monkeypatch.setattr(fashion, "PARTS", (("train_lmdb", "train", 30), ("test_lmdb", "t10k", 10)))
     monkeypatch.delenv(fashion.ENVIRONMENT, raising=False)
@@ -46,7 +44,7 @@ def test_fashion_from_a_named_folder_and_again(small: Path, tmp_path: Path, monk
     said: list[str] = []
     fashion.make(str(tmp_path / "out"), said.append)
     assert "is ready" in said[-1]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["test_lmdb", "train_lmdb"]
+    assert sorted(os.listdir(tmp_path / "out")) == ["test_lmdb", "train_lmdb"]
     made = LmdbSource(str(tmp_path / "out" / "train_lmdb"))
     assert len(made) == 30 and made.index is not None
     datum = Datum.FromString(made.get(13)[1])
@@ -57,7 +55,7 @@ def test_fashion_from_a_named_folder_and_again(small: Path, tmp_path: Path, monk
     (tmp_path / "out" / "test_lmdb" / "data.mdb").unlink()
     (tmp_path / "out" / "test_lmdb").rename(tmp_path / "out" / "test_lmdb.partial-0123")  # as a kill leaves it
     fashion.make(str(tmp_path / "out"), said.append)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["test_lmdb", "train_lmdb"]
+    assert sorted(os.listdir(tmp_path / "out")) == ["test_lmdb", "train_lmdb"]
     assert (tmp_path / "out" / "train_lmdb" / "data.mdb").stat().st_mtime_ns == whole
     (tmp_path / "out" / "test_lmdb" / SIDE_FILE).unlink()  # as an older stagerun left it
     monkeypatch.setenv(fashion.ENVIRONMENT, "/nowhere")
@@ -91,7 +89,7 @@ def test_fashion_goes_on_to_the_next_source_when_one_holds_something_else(small:
     wrong = Path(fashion.SYSTEM_FOLDER)
     wrong.mkdir()
     for name in NAMES:
-        (wrong / name).write_bytes(gzip.compress(idx_bytes(FIRST["labels"][:3])))
+        (wrong / name).write_bytes(gzip.compress(idx(FIRST["labels"][:3])))
     said: list[str] = []
     fashion.make(str(tmp_path / "out"), said.append)
     assert any("something else than" in line for line in said) and "is ready" in said[-1]

@@ -20,12 +20,29 @@ from test_data_scratch import folders as folders
 from test_data_scratch import one as one
 from test_data_scratch import small_blocks as small_blocks
 from test_data_scratch import source as source
+from test_import_engine import Content
 from test_import_engine import content as content
 from test_import_engine import expected as expected
 from test_import_engine import small_commits as small_commits
 
 from stagerun.cli import main
 from stagerun.data.scratch import Progress, look
+
+TESTS = Path(__file__).parents[1]
+PATH = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (TESTS / "fast", TESTS / "help", TESTS.parent)))}
+
+
+def python(program: str, *arguments: object) -> "subprocess.Popen[str]":
+    words = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=PATH)
+
+
+def ended(program: str, *arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr."""
+    with python(program, *arguments) as process:
+        out, errors = process.communicate(timeout=600)
+    return process.returncode, out, errors
+
 
 SIGNALLED = """
 import os, sys
@@ -48,14 +65,7 @@ main()
 
 def signalled(commits: int, number: int, *words: str | Path) -> tuple[int, str]:
     """(exit code, stderr) of a command that gets the signal behind so many commits; with 0 it gets none."""
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED, str(commits), str(int(number)), "data", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    return done.returncode, done.stderr
+    return ended(SIGNALLED, commits, int(number), "data", *words)[::2]
 
 
 def test_killed_stopped_and_gone_on_with(tmp_path: Path) -> None:
@@ -76,39 +86,27 @@ def test_killed_stopped_and_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_a_kill_half_way_leaves_no_lmdb_under_the_final_name(tmp_path: Path) -> None:
-    program = (
-        "import os, signal, sys\n"
-        "from stagerun.data.write import write_lmdb\n"
-        "def values():\n"
-        "    for i in range(5000):\n"
-        "        yield bytes(1000)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "write_lmdb(sys.argv[1], values())\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "db")], timeout=300)
-    assert done.returncode == -signal.SIGKILL
+    program = """
+import os, signal, sys
+from stagerun.data.write import write_lmdb
+def values():
+    yield from [bytes(1000)] * 5000
+    os.kill(os.getpid(), signal.SIGKILL)
+write_lmdb(sys.argv[1], values())
+"""
+    assert ended(program, tmp_path / "db")[0] == -signal.SIGKILL
     assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == ["db.partial"]
     assert write_lmdb(str(tmp_path / "db"), VALUES) == 300
 
 
 def test_an_interpreter_with_an_open_stream_exits() -> None:
-    tests = Path(__file__).parents[1]
-    program = (
-        "import numpy as np\n"
-        "from test_data_loader import endless, loader\n"
-        "stream = loader(depth=1, threads=3).stream(endless())\n"
-        "next(stream)\n"
-        "print('done')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=tests / "fast",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tests.parent, tests / "help")))},
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+    program = """
+from test_data_loader import endless, loader
+stream = loader(depth=1, threads=3).stream(endless())
+next(stream)
+print('done')
+"""
+    assert ended(program) == (0, "done\n", "")
 
 
 SMALL_BLOCKS = (
@@ -116,14 +114,9 @@ SMALL_BLOCKS = (
 )
 
 
-def python(program: str, *arguments: object) -> "subprocess.Popen[str]":
-    words = [sys.executable, "-c", SMALL_BLOCKS + program, *map(str, arguments)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-
-
 def test_many_processes_at_once_make_one_copy(source: str, disk: Path) -> None:
     program = "import sys; c, = stage([look(sys.argv[1])], sys.argv[2], 0); print(c.path, bool(c.bytes))"
-    running = [python(program, source, disk) for _ in range(4)]
+    running = [python(SMALL_BLOCKS + program, source, disk) for _ in range(4)]
     lines = [process.communicate(timeout=300)[0].split() for process in running]
     assert len({path for path, _ in lines}) == 1 and len(folders(disk)) == 1
     assert sorted(copied for _, copied in lines) == ["False"] * 3 + ["True"]
@@ -138,16 +131,15 @@ def watch(progress):
         threading.Event().wait()
 stage([look(sys.argv[1])], sys.argv[2], 0, watch=watch)
 """
-    with python(program, source, disk) as process:
+    with python(SMALL_BLOCKS + program, source, disk) as process:
         assert process.stdout is not None and process.stdout.readline() == "half\n"
         assert folders(disk) == [look(source).name + ".partial"]
         process.send_signal(signal.SIGKILL)
     copy = one(source, disk)
     size = look(source).size
     assert size - 6 * BLOCK <= copy.bytes <= size - 5 * BLOCK, "what was written and checked is not copied again"
-    assert Path(copy.path, "data.mdb").read_bytes() == Path(source, "data.mdb").read_bytes() and folders(disk) == [
-        look(source).name
-    ]
+    assert Path(copy.path, "data.mdb").read_bytes() == Path(source, "data.mdb").read_bytes()
+    assert folders(disk) == [look(source).name]
 
 
 def test_waiting_ends_when_the_other_is_killed_or_one_is_told_to_stop(source: str, disk: Path) -> None:
@@ -219,18 +211,10 @@ print(json.dumps(report))
 """
 
 
-def test_killed_anywhere(tmp_path: Path, expected: tuple[dict[bytes, bytes], bytes, bytes]) -> None:
-    here = Path(__file__).parents[1] / "fast"
-    path = f"{here}:{here.parent / 'help'}:{here.parents[1]}"
-    done = subprocess.run(
-        [sys.executable, "-c", KILLER, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=os.environ | {"PYTHONPATH": path},
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+def test_killed_anywhere(tmp_path: Path, expected: Content) -> None:
+    code, out, errors = ended(KILLER, tmp_path)
+    assert code == 0, errors
+    report = json.loads(out)
     outs = sorted(tmp_path.glob("out*"))
     assert report["killed"] > len(outs) > 25
     assert not [path for path in outs if "partial" in path.name]

@@ -17,11 +17,8 @@ LONGER = ("--set", "early.max_iter=1000", "--redo", "early")
 def test_a_folder_its_finished_run_and_a_snapshot(finished, tmp_path):
     snapshot = finished / "out" / "snapshots" / "init-00000006-a0001"
     moved = shutil.copytree(snapshot, tmp_path / snapshot.name)
-    for a, b in (
-        (finished / "schedule", finished / "out"),
-        (snapshot, finished / "out"),
-        (finished / "schedule", moved),
-    ):
+    out = finished / "out"
+    for a, b in ((finished / "schedule", out), (snapshot, out), (finished / "schedule", moved)):
         assert diff(a, b).stdout.endswith("they train the same thing: nothing differs\n")
     edited = shutil.copytree(finished / "schedule", tmp_path / "edited")
     (edited / "collapse.prototxt").write_text(small.STAGES["collapse"].replace("0.02", "0.04"))
@@ -57,13 +54,8 @@ def test_the_later_of_run_and_rehearsal_counts(finished, tmp_path):
     out = shutil.copytree(finished / "out", tmp_path / "out")
     of = load(finished / "schedule")
     seconds = dict.fromkeys(("pass_seconds", "update_seconds", "test_seconds", "start_seconds"), 1.0)
-    cost = {
-        "key": cost_key(of, of.stage("early")),
-        "stages": ["early"],
-        "iterations": 4,
-        "device_batch_size": 4,
-        "test_batch_size": 50,
-    }
+    sizes = {"iterations": 4, "device_batch_size": 4, "test_batch_size": 50}
+    cost = {"key": cost_key(of, of.stage("early")), "stages": ["early"], **sizes}
     figures = {
         "schedule": "tiny", "host": "h", "device": "cpu", "torch": "2", "workers": 2, "local_workers": 2, "threads": 1, "synthetic": "",
         "costs": [cost | seconds], "snapshot_bytes": 1, "snapshot_seconds": 1.0, "blocked_seconds": 0.5, "memory_bytes": 1,

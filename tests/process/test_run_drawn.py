@@ -1,7 +1,6 @@
 """Runs with all that is drawn about images, and about which come: the same bits from the middle on, by other workers and threads."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,66 +8,28 @@ import processes
 import pytest
 import small
 from contract import stagerun
-from facade import caffe_pb2, write_lmdb
+from facade import write_lmdb
+from made_images import raw
 from test_run_trees import go
 
 from stagerun.store import LocalDisk, inventory
 
-AUGMENTED = """
-name: "augmented"
+SCHEDULE = """
+name: "drawn"
 determinism: ELASTIC
-model {{ name: "resnet_small" num_classes: 4 }}
-data {{ train {{ source: "{data}" images: 40 }} val {{ source: "{data}" images: 40 }} }}
-solver {{
+model { name: "resnet_small" num_classes: 4 }
+data { train { source: "data" images: 40 } val { source: "data" images: 40 } }
+solver {
   batch_size: 12 device_batch_size: 4 momentum: 0.9
   base_lr: 0.02 lr_policy: "fixed" max_iter: 6 snapshot: 3 test_batch_size: 20
-  mixup_alpha: 0.4 cutmix_alpha: 1 label_smoothing: 0.1
-  transform_param {{
-    crop_size: 16 mirror: true channel_order: RGB mean_value: [124, 117, 104] std_value: [58, 57, 57]
-    cutout_size: 5 {colours}
-  }}
-}}
-stage {{ name: "a" }}
-stage {{ name: "b" }}
-"""
-COLOURS = """random_resized_crop_param { }
-    rand_augment_param { num_ops: 2 }"""
-
-
-def augmented(folder: Path) -> Path:
-    rng = np.random.default_rng(1)
-
-    def datum(i: int) -> bytes:
-        size = (3, 20 + i % 3, 24)
-        data = rng.integers(0, 256, size, dtype=np.uint8).tobytes()
-        d = caffe_pb2.Datum(channels=3, height=size[1], width=size[2], data=data, label=i % 4)
-        return d.SerializeToString()
-
-    write_lmdb(str(folder / "data"), [datum(i) for i in range(40)])
-    (folder / "schedule").mkdir()
-    text = AUGMENTED.format(data=folder / "data", colours=COLOURS)
-    (folder / "schedule" / "schedule.prototxt").write_text(text)
-    for stage in "ab":
-        (folder / "schedule" / f"{stage}.prototxt").write_text("\n")
-    return folder / "schedule"
-
-
-SAMPLED = """
-name: "sampled"
-determinism: ELASTIC
-model {{ name: "resnet_small" num_classes: 4 }}
-data {{ train {{ source: "{data}" images: 40 }} val {{ source: "{data}" images: 40 }} }}
-solver {{
-  batch_size: 12 device_batch_size: 4 momentum: 0.9
-  base_lr: 0.02 lr_policy: "fixed" max_iter: 6 snapshot: 3 test_batch_size: 20
-  sampling: BALANCED class_weight: [1, 0.5, 2, 3]
-  transform_param {{
-    crop_size: 16 mirror: true python: "aug.py:augment"
-    mean_value: 120 scale: 0.0166
-  }}
-}}
-stage {{ name: "a" solver_param {{ }} }}
-stage {{ name: "b" solver_param {{ sampling: UNIFORM }} }}
+  mixup_alpha: 0.4 cutmix_alpha: 1 label_smoothing: 0.1 sampling: BALANCED class_weight: [1, 0.5, 2, 3]
+  transform_param {
+    crop_size: 16 mirror: true channel_order: RGB mean_value: [124, 117, 104] std_value: [58, 57, 57] cutout_size: 5
+    random_resized_crop_param { } rand_augment_param { num_ops: 2 } python: "aug.py:augment"
+  }
+}
+stage { name: "a" solver_param { } }
+stage { name: "b" solver_param { sampling: UNIFORM } }
 """
 AUGMENT = """import numpy as np
 
@@ -79,37 +40,30 @@ def augment(image, rng):
     noise = rng.integers(-20, 21, image.shape)
     return turn(np.clip(image + noise, 0, 255).astype(np.uint8), rng.integers(4))
 """
+TURNED = "import numpy as np\n\n\ndef turn(image, times):\n    return np.rot90(image, times)\n"
 
 
-def sampled(folder: Path) -> Path:
-    """With balanced classes, class weights and a function of the user's."""
-    rng = np.random.default_rng(1)
-
-    def datum(i: int) -> bytes:
-        data = rng.integers(0, 256, (3, 20 + i % 3, 24), dtype=np.uint8)
-        record = caffe_pb2.Datum(channels=3, height=data.shape[1], width=24, data=data.tobytes())
-        record.label = 0 if i < 25 else 1 if i < 35 else 2 if i < 39 else 3
-        return record.SerializeToString()
-
-    write_lmdb(str(folder / "data"), [datum(i) for i in range(40)])
+@pytest.fixture
+def schedule(tmp_path: Path) -> Path:
+    """With colours, mixed images, balanced classes, class weights and a function of the user's."""
+    rng, folder = np.random.default_rng(1), tmp_path / "schedule"
+    folder.mkdir()
+    labels = np.repeat(np.arange(4), (25, 10, 4, 1)).tolist()
+    images = [rng.integers(0, 256, (20 + i % 3, 24, 3), dtype=np.uint8) for i in range(40)]
+    write_lmdb(str(folder / "data"), list(map(raw, images, labels)))
     assert stagerun(["data", "index", "data"], folder).exit_code == 0
-    (folder / "schedule").mkdir()
-    text = SAMPLED.format(data=folder / "data")
-    (folder / "schedule" / "schedule.prototxt").write_text(text)
-    (folder / "schedule" / "aug.py").write_text(AUGMENT)
-    (folder / "schedule" / "turned.py").write_text(
-        "import numpy as np\n\n\ndef turn(image, times):\n    return np.rot90(image, times)\n"
-    )
-    return folder / "schedule"
+    for name, text in (("schedule.prototxt", SCHEDULE), ("aug.py", AUGMENT), ("turned.py", TURNED)):
+        (folder / name).write_text(text)
+    return folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make, workers, threads", [(augmented, 2, 3), (sampled, 2, 3), (sampled, 3, 1)])
+@pytest.mark.parametrize("workers, threads", [(2, 3), (3, 1)])
 def test_a_resume_by_other_workers_and_threads_trains_the_same_bits(
-    tmp_path: Path, make: Callable[[Path], Path], workers: int, threads: int
+    tmp_path: Path, schedule: Path, workers: int, threads: int
 ) -> None:
     """Without its last snapshots a run goes on from the one before, in the middle of stage `a`."""
-    schedule, alone, out = make(tmp_path), tmp_path / "alone", tmp_path / "out"
+    alone, out = tmp_path / "alone", tmp_path / "out"
     go(schedule, alone)
     shutil.copytree(alone, out)
     for snapshot in [*out.glob("snapshots/b-*"), *out.glob("snapshots/a-00000006-*")]:
@@ -117,15 +71,13 @@ def test_a_resume_by_other_workers_and_threads_trains_the_same_bits(
     done = small.run(schedule, out, "--set", f"data.loader_threads={threads}", nproc=workers)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resume is BIT-EXACT" in done.stdout
-    if make is augmented:
-        made_by = [ref.environment["colour library"] for ref in inventory(LocalDisk(), out).snapshots]
-        assert all("torchvision" in libraries and "pillow" in libraries for libraries in made_by)
+    made_by = [ref.environment["colour library"] for ref in inventory(LocalDisk(), out).snapshots]
+    assert all("torchvision" in libraries and "pillow" in libraries for libraries in made_by)
     assert processes.ends(out) == processes.ends(alone)
 
 
 @pytest.mark.slow
-def test_a_mistake_in_the_function_ends_the_run_with_one_message(tmp_path: Path) -> None:
-    schedule = sampled(tmp_path)
+def test_a_mistake_in_the_function_ends_the_run_with_one_message(tmp_path: Path, schedule: Path) -> None:
     (schedule / "aug.py").write_text("def augment(image, rng):\n    return imag\n")
     done = small.run(schedule, tmp_path / "out", nproc=2)
     assert done.returncode == 64, done.stdout + done.stderr

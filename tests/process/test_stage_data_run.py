@@ -3,13 +3,12 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import processes
 import pytest
 import small
 import tiny
-
-from stagerun.store import LocalDisk, inventory
 
 
 @pytest.fixture(scope="module")
@@ -33,33 +32,30 @@ data {{
     return base
 
 
+def log(base: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (base / "straight" / "log.jsonl").read_text().splitlines()]
+
+
 def test_each_set_has_its_own_position_and_epoch(base: Path) -> None:
-    found = {ref.name.split("-a")[0]: ref for ref in inventory(LocalDisk(), base / "straight").snapshots}
-    folder = base / "straight" / "snapshots"
-    states = {
-        name: json.loads((folder / ref.name / "state.json").read_bytes())["position"] for name, ref in found.items()
-    }
+    files = (base / "straight" / "snapshots").glob("*/state.json")
+    states = {file.parent.name.split("-a")[0]: json.loads(file.read_bytes())["position"] for file in files}
     assert states["init-00000006"] == 96 and states["cyc1-00000005"] == 80
     assert states["collapse-00000003"] == 96 + 3 * 16, "on from where `init` left the set"
-    lines = [json.loads(line) for line in (base / "straight" / "log.jsonl").read_text().splitlines()]
+    lines = log(base)
     epochs = {(e["stage"], e["iter"]): e["epoch"] for e in lines if e["event"] == "Iterated"}
     assert epochs["cyc1", 5] == pytest.approx(80 / 100) and epochs["collapse", 1] == pytest.approx(112 / 600)
 
 
 def test_all_validation_sets_are_evaluated_and_the_first_decides(base: Path) -> None:
-    lines = [json.loads(line) for line in (base / "straight" / "log.jsonl").read_text().splitlines()]
+    lines = log(base)
     first = [e for e in lines if e["event"] == "Tested" and e["stage"] == "cyc1"]
     beside = [e for e in lines if e["event"] == "TestedBeside"]
     assert [(e["iter"], e["val"], e["images"]) for e in first] == [(4, "v1", 100), (5, "v1", 100)]
     assert [(e["iter"], e["val"], e["images"]) for e in beside] == [(4, "v2", 600), (5, "v2", 600)]
     shown = (base / "straight.txt").read_text()
     assert f"cyc1 on v2: top-1 {100 * beside[-1]['top1']:.2f} %" in shown
-    for command in (
-        ["report", base / "straight"],
-        ["status", base / "straight"],
-        ["eval", base / "straight", "--stage", "cyc1"],
-    ):
-        done = small.stagerun(*command)
+    for command, *more in (["report"], ["status"], ["eval", "--stage", "cyc1"]):
+        done = small.stagerun(command, base / "straight", *more)
         assert done.returncode == 0 and "v2" in done.stdout, done.stdout + done.stderr
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -37,9 +37,6 @@ def bgr(image: Image.Image) -> np.ndarray:
 
 def draws(positions: int, count: int, seed: int = 1) -> np.ndarray:
     return order.draws(seed, np.arange(positions), count, order.Purpose.COLOUR)
-
-
-# ---- operations and their strengths
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -118,13 +115,6 @@ def test_trivialaugment_draws_one_operation_at_any_strength() -> None:
     assert {m for name, m in seen if name == "Posterize"} == set(range(2, 8))
 
 
-# ---- the images
-
-
-def test_nothing_to_do() -> None:
-    assert augment.make_augment(Transform(mirror=True, cutout_size=8)) is None
-
-
 def test_channels_stay_where_they_are() -> None:
     """Numbers whose operations do nothing give the image back, in B, G, R."""
     made = augment.make_augment(Transform(rand_augment=RandAugment(num_ops=2, magnitude=0)))
@@ -148,18 +138,8 @@ def test_the_numbers_decide_and_nothing_else() -> None:
     assert (np.random.get_state()[1] == before[2]).all()
     torch.manual_seed(2)
     random.seed(2)
-    again: list[np.ndarray | None] = [None] * len(numbers)
-
-    def work(part: range) -> None:
-        for i in part:
-            again[i] = made(image, numbers[i])
-
-    threads = [threading.Thread(target=work, args=(range(k, len(numbers), 3),)) for k in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for a, b in zip(once, again, strict=True):
-        np.testing.assert_array_equal(a, b)
+    with ThreadPoolExecutor(3) as pool:
+        again = list(pool.map(lambda n: made(image, n), numbers))
+    np.testing.assert_array_equal(once, again)
     assert len({a.tobytes() for a in once}) > 20
     assert once[0].shape == image.shape and once[0].dtype == np.uint8

@@ -1,6 +1,7 @@
 """pixels: a draw is carried out in one way, whether the whole image is there or only its region, and wherever the result goes."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import PIL.Image
@@ -40,15 +41,11 @@ def images_and_draws(draw_from: st.DrawFn) -> tuple[np.ndarray, Draw]:
     size = draw_from(st.tuples(st.integers(1, 40), st.integers(1, 40)) | (st.none() if part is None else st.nothing()))
     height, width = size or (height, width)
     crop = draw_from(st.none() | st.just(Rectangle(0, 0, height, width)) | rectangles_in(height, width))
-    return image, Draw(
-        pad=pad,
-        pad_mode=draw_from(st.sampled_from(PadMode)),
-        part=part,
-        size=size,
-        interp_mode=draw_from(st.sampled_from(InterpMode)),
-        crop=crop,
-        mirror=draw_from(st.booleans()),
+    modes, mirror = (
+        draw_from(st.tuples(st.sampled_from(PadMode), st.sampled_from(InterpMode))),
+        draw_from(st.booleans()),
     )
+    return image, Draw(pad=pad, pad_mode=modes[0], part=part, size=size, interp_mode=modes[1], crop=crop, mirror=mirror)
 
 
 def step_by_step(image: np.ndarray, drawn: Draw) -> np.ndarray:
@@ -77,14 +74,7 @@ def test_a_draw_is_carried_out_in_one_way(case: tuple[np.ndarray, Draw]) -> None
 
 
 @examples(200)
-@given(
-    st.integers(1, 90),
-    st.integers(1, 90),
-    st.integers(1, 60),
-    st.integers(1, 60),
-    st.sampled_from([1, 3]),
-    st.booleans(),
-)
+@given(*[st.integers(1, 90)] * 2, *[st.integers(1, 60)] * 2, st.sampled_from([1, 3]), st.booleans())
 def test_antialias_is_pillows(
     height: int, width: int, new_height: int, new_width: int, channels: int, hard: bool
 ) -> None:
@@ -134,17 +124,14 @@ def test_pixels_do_not_depend_on_the_thread_nor_on_what_came_before() -> None:
     """OpenCV's settings are each thread's own, and a flip uses others than a resize."""
     row = golden_draw(golden_rows("rarp_256x256_seed7")[0])
     first = apply(SOURCE, row)
-    found: list[np.ndarray] = []
 
-    def work() -> None:
+    def work() -> np.ndarray:
         finish(SOURCE, Draw(mirror=True), np.empty_like(SOURCE))
-        found.append(apply(SOURCE, row))
+        return apply(SOURCE, row)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    work()
-    assert all(np.array_equal(image, first) for image in found) and len(found) == 2
+    with ThreadPoolExecutor(1) as pool:
+        assert np.array_equal(pool.submit(work).result(), first)
+    assert np.array_equal(work(), first)
 
 
 def test_threads_that_flip_at_once_do_not_meet() -> None:
@@ -152,18 +139,12 @@ def test_threads_that_flip_at_once_do_not_meet() -> None:
     images = [noise(60, 60, 3, seed) for seed in range(4)]
     drawn = Draw(part=Rectangle(0, 0, 60, 60), size=(40, 40), mirror=True, interp_mode=InterpMode.CUBIC)
     expected = [apply(image, drawn).copy() for image in images]
-    wrong: list[int] = []
+    meet = threading.Barrier(4)
 
-    def work(which: int) -> None:
+    def right(which: int) -> bool:
         out = np.empty((40, 40, 3), np.uint8)
-        for _ in range(200):
-            finish(images[which], drawn, out)
-            if not np.array_equal(out, expected[which]):
-                wrong.append(which)
+        meet.wait(60)
+        return all(np.array_equal(finish(images[which], drawn, out), expected[which]) for _ in range(200))
 
-    threads = [threading.Thread(target=work, args=(which,)) for which in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(right, range(4)))

@@ -99,12 +99,3 @@ def test_where_none_fits_the_largest_allowed_one_is_cut_from_the_centre(height: 
 def test_drawn_rectangles_stay_as_they_are() -> None:
     """Values of this formula on any machine; a change here changes every training that draws them."""
     assert drawn(RandomResizedCrop(), 375, 500, 4) == FIRST_RECTANGLES
-
-
-def test_thousandths_reach_both_ends_and_no_further() -> None:
-    low, high = np.float32(0.75), np.float32(1) / np.float32(0.75)
-    found = {float(transform.thousandths(k, low, high)) for k in range(5000)}
-    assert len(found) == 584
-    assert (min(found), max(found)) == (0.75, float(np.float32(1.333)))
-    areas = {float(transform.thousandths(k, np.float32(0.08), np.float32(1))) for k in range(5000)}
-    assert len(areas) == 921 and max(areas) == 1.0 and min(areas) == pytest.approx(0.08, abs=1e-7)

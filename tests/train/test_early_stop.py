@@ -44,14 +44,11 @@ def iterations(events: list[Event]) -> dict[str, int]:
 
 
 def test_a_stage_ends_where_it_gets_no_better_and_what_follows_starts_there(base, whole):
-    events = whole
-    assert iterations(events) == {"main": END, "next": 3, "branch": 3}
-    finished = {event.stage: event for event in of(events, StageFinished)}
-    assert finished["main"].iterations == END
-    (said,) = [event.text for event in of(events, Note) if "early_stop" in event.text]
+    assert iterations(whole) == {"main": END, "next": 3, "branch": 3}
+    assert next(event for event in of(whole, StageFinished) if event.stage == "main").iterations == END
+    (said,) = [event.text for event in of(whole, Note) if "early_stop" in event.text]
     assert "at iteration 4; stage `main` ends after 12 of 40 iterations" in said
-    refs = {ref.name: ref for ref in store.inventory(store.LocalDisk(), base / "out").snapshots}
-    (end,) = [ref for ref in refs.values() if ref.ended]
+    (end,) = [ref for ref in store.inventory(store.LocalDisk(), base / "out").snapshots if ref.ended]
     assert (end.stage, end.iter, end.ends_stage) == ("main", END, True)
     assert of(go(base / "schedule", base / "out"), Iterated) == []
 
@@ -73,10 +70,7 @@ def assert_same_ends(out: Path, there: Path) -> None:
 def test_stopped_anywhere_it_comes_to_the_same_decision_and_bits(base, whole, tmp_path, at):
     """Where the run is asked to stop right before an evaluation, that comes first when it goes on."""
 
-    def stop(seen: list[Event]) -> bool:
-        return sum(1 for event in seen if isinstance(event, Iterated)) >= at
-
-    go(base / "schedule", tmp_path / "out", stop=stop)
+    go(base / "schedule", tmp_path / "out", stop=lambda seen: len(of(seen, Iterated)) >= at)
     assert of(go(base / "schedule", tmp_path / "out"), Tested)
     assert_same_ends(tmp_path / "out", base / "out")
 
@@ -92,9 +86,8 @@ def test_without_its_last_snapshot_the_stage_ends_there_again(base, whole, tmp_p
 
 def test_how_it_is_tested_is_part_of_what_the_stage_is(base, whole, tmp_path):
     shutil.copytree(base / "out", tmp_path / "out")
-    other = make(
-        tmp_path / "s", base / "data", stages=TREE, **{**FILES, "main": FILES["main"].replace("val: 4", "val: 3")}
-    )
+    main = FILES["main"].replace("val: 4", "val: 3")
+    other = make(tmp_path / "s", base / "data", stages=TREE, **{**FILES, "main": main})
     with pytest.raises(ResumeRefused, match="test_interval 4 -> 3"):
         go(other, tmp_path / "out")
 
@@ -103,6 +96,5 @@ def test_a_stage_that_gets_better_goes_on_to_its_end(base, tmp_path):
     better = STOPS.replace("base_lr: 0 ", "base_lr: 0.02 ").replace("min_delta: 10", "min_delta: 0").replace("40", "13")
     folder = make(tmp_path / "s", base / "data", stages='stage { name: "main" }\n', main=better)
     events = go(folder, tmp_path / "out")
-    assert iterations(events) == {"main": 13} and not any(
-        isinstance(e, Note) and "early_stop" in e.text for e in events
-    )
+    assert iterations(events) == {"main": 13}
+    assert not any("early_stop" in note.text for note in of(events, Note))

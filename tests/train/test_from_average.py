@@ -99,25 +99,19 @@ def test_killed_and_stopped_anywhere_it_ends_in_the_same_bits(base, data, tmp_pa
     folder = made(tmp_path / "s", data, ALONG, FINE, shared=f"determinism: {determinism}")
     nan_help.lives(folder, tmp_path / "whole")
     out = tmp_path / "out"
-    nan_help.lives(folder, out, workers, kill_after=TRUNK)
-    nan_help.lives(folder, out, workers, kill_after=1)
-    nan_help.lives(folder, out, workers, kill_after=3)
+    for iterations in (TRUNK, 1, 3):
+        nan_help.lives(folder, out, workers, kill_after=iterations)
     nan_help.lives(folder, out, workers, stop_after=1)
     nan_help.lives(folder, out, workers)
     whole, found = (weights(place, "fine", FINES) for place in (tmp_path / "whole", out))
     assert all(np.array_equal(found[name], value) for name, value in whole.items())
 
 
+EDITS = [("one_minus_sqrt", "linear"), (' shape: "one_minus_sqrt"', ""), ("batch_norm_iter: 3", "batch_norm_iter: 4")]
+
+
 @pytest.mark.parametrize(
-    "edit",
-    [
-        ("one_minus_sqrt", "linear"),
-        (' shape: "one_minus_sqrt"', ""),
-        ("batch_norm_iter: 3", "batch_norm_iter: 4"),
-        ("3..7/2", "5..7/2"),
-        ("3..7/2", "3..7/4"),
-    ],
-    ids=lambda edit: edit[1] or "plain",
+    "edit", [*EDITS, ("3..7/2", "5..7/2"), ("3..7/2", "3..7/4")], ids=lambda edit: edit[1] or "plain"
 )
 def test_another_average_makes_the_stage_stale_and_no_other(base, data, tmp_path, edit):
     folder = made(tmp_path / "s", data, ALONG.replace(*edit), FINE)

@@ -23,10 +23,8 @@ def small_images(schedule: Schedule) -> list[str]:
     """The changes (--set) with which no image of a schedule is larger than SIDE."""
     words = []
     for stage in schedule.stages:
-        for field, transform in (
-            ("transform_param", stage.solver.transform),
-            ("test_transform_param", stage.solver.test_transform),
-        ):
+        of = {"transform_param": stage.solver.transform, "test_transform_param": stage.solver.test_transform}
+        for field, transform in of.items():
             if transform.crop_size is not None and transform.crop_size > SIDE:
                 words.append(f"{stage.name}.{field}.crop_size={SIDE}")
             if transform.crop_size_ramp is not None:
@@ -38,19 +36,7 @@ def small_images(schedule: Schedule) -> list[str]:
 def test_a_rehearsal_goes_through_every_stage(name, tmp_path):
     sets = small_images(load(SOLVERS / name))
     stages = {stage.name for stage in load(SOLVERS / name, sets).stages}
-    words = [
-        "rehearse",
-        SOLVERS / name,
-        "--synthetic",
-        "--iters",
-        2,
-        "--device-batch",
-        4,
-        "--nproc",
-        1,
-        "--out",
-        tmp_path / "out",
-    ]
+    words = ["rehearse", SOLVERS / name, "--synthetic", "--iters", 2, "--device-batch", 4, "--nproc", 1, "--out", "out"]
     done = contract.stagerun([*words, *(word for change in sets for word in ("--set", change))], tmp_path)
     assert done.exit_code == 0, done.output
     assert all(f"  {stage}: evaluated " in done.stdout for stage in stages)

@@ -10,7 +10,6 @@ import pytest
 from facade import (
     Batch,
     DataError,
-    Datum,
     Decoded,
     InterpMode,
     ListRecords,
@@ -23,6 +22,7 @@ from facade import (
     recipe,
     training_loader,
 )
+from made_images import raw, stored
 from test_spec_resolve import read
 
 CropSizeRamp = recipe.CropSizeRamp
@@ -86,12 +86,8 @@ def test_epochs_are_counted_exactly() -> None:
     for images in (1281167, 50000, 9_007_199_254_740_991 // 10**6, 3):
         for batch in (1, 3, 300, 4096, 24576):
             ends = CropSizeRamp(start_size=16, start_epoch=batch - 1, end_epoch=batch)
-            solver = replace(
-                SOLVER,
-                batch_size=batch,
-                epoch_iter=images / batch,
-                transform=Transform(crop_size=32, crop_size_ramp=ends),
-            )
+            param = Transform(crop_size=32, crop_size_ramp=ends)
+            solver = replace(SOLVER, batch_size=batch, epoch_iter=images / batch, transform=param)
             assert [crop_size(solver, i) for i in (images - 1, images)] == [16, 32]
     ramp = replace(SOLVER.transform, crop_size_ramp=CropSizeRamp(start_size=16, start_epoch=299, end_epoch=300))
     solver = replace(SOLVER, batch_size=300, epoch_iter=1281167 / 300, transform=ramp)
@@ -101,21 +97,10 @@ def test_epochs_are_counted_exactly() -> None:
 # ---- the loader
 
 
-def pictures() -> list[np.ndarray]:
-    return [jpeg_pictures.image(HEIGHT, WIDTH, seed=i) for i in range(IMAGES)]
-
-
-def raw(image: np.ndarray, label: int) -> bytes:
-    data = np.ascontiguousarray(image.transpose(2, 0, 1)).tobytes()
-    return Datum(channels=3, height=HEIGHT, width=WIDTH, data=data, label=label).SerializeToString()
-
-
-def coded(image: np.ndarray, label: int) -> bytes:
-    return Datum(data=cv2.imencode(".jpg", image)[1].tobytes(), encoded=True, label=label).SerializeToString()
-
-
-RAW = ListRecords([raw(p, i % 10) for i, p in enumerate(pictures())], "/raw")
-CODED = ListRecords([coded(p, i % 10) for i, p in enumerate(pictures())], "/coded")
+PICTURES = [jpeg_pictures.image(HEIGHT, WIDTH, seed=i) for i in range(IMAGES)]
+RAW = ListRecords([raw(p, i % 10) for i, p in enumerate(PICTURES)], "/raw")
+JPEGS = [cv2.imencode(".jpg", p)[1].tobytes() for p in PICTURES]
+CODED = ListRecords([stored(data, i % 10) for i, data in enumerate(JPEGS)], "/coded")
 SCHEDULE = read()
 BOX = RandomResizedCrop(interp_mode=InterpMode.AUTO)
 CAFFE_BOX = recipe.RandomAspectRatio(
@@ -177,7 +162,7 @@ def test_threads_memory_and_the_place_where_it_goes_on_change_nothing() -> None:
 
 
 def test_images_too_small_for_the_largest_size_are_found_before_the_run() -> None:
-    little = ListRecords([raw(np.zeros((HEIGHT, WIDTH, 3), np.uint8), 0)] * IMAGES)
+    little = ListRecords([raw(np.zeros((HEIGHT, WIDTH, 3), np.uint8))] * IMAGES)
     param = replace(SOLVER.transform, crop_size=48)
     with pytest.raises(DataError, match="too small for crop_size: 48"):
         growing(0, little, replace(SOLVER, transform=param)).preflight()

@@ -3,12 +3,13 @@
 import cv2
 import numpy as np
 import pytest
-from facade import Cache, DataError, Datum, Decoded, ListRecords, Loader, Transform, make_memory
+from facade import Cache, DataError, Decoded, ListRecords, Loader, Transform, make_memory
+from made_images import stored
 
 
 def png(i: int, height: int = 20, width: int = 30) -> bytes:
     image = np.random.default_rng(i).integers(0, 256, (height, width, 3), np.uint8)
-    return Datum(data=cv2.imencode(".png", image)[1].tobytes(), label=i % 10, encoded=True).SerializeToString()
+    return stored(cv2.imencode(".png", image)[1].tobytes(), i % 10)
 
 
 ALIKE = ListRecords([png(i) for i in range(50)], "/data/alike")

@@ -1,6 +1,5 @@
 """Rectangular validation: sorted by shape, cropped batch by batch, the same however the batches are shared."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -11,32 +10,20 @@ from facade import (
     Datum,
     InterpMode,
     LmdbSource,
-    Model,
     RandomResize,
-    Solver,
-    Span,
     Stage,
     Transform,
     write_lmdb,
 )
+from made_images import stored
 
 from stagerun.data.index import Facts, Index
 from stagerun.data.loaders import RectangularLoader, centre, crop_of, evenly
 from stagerun.train import images
 import made_schedules
 
-SIZES = [
-    (60, 90),
-    (90, 60),
-    (80, 80),
-    (60, 120),
-    (120, 60),
-    (64, 80),
-    (80, 64),
-    (60, 90),
-    (70, 70),
-    (60, 300),
-]  # height, width
+# height, width
+SIZES = [(60, 90), (90, 60), (80, 80), (60, 120), (120, 60), (64, 80), (80, 64), (60, 90), (70, 70), (60, 300)]
 PARAM = Transform(
     crop_size=32, rectangular=True, random_resize=RandomResize(min_size=40, max_size=40, interp_mode=InterpMode.LINEAR)
 )
@@ -46,7 +33,7 @@ PARAM = Transform(
 def source(tmp_path: Path) -> LmdbSource:
     def datum(i: int, height: int, width: int) -> bytes:
         image = cv2.resize(np.random.default_rng(i).integers(0, 256, (5, 7, 3), np.uint8), (width, height))
-        return Datum(data=cv2.imencode(".png", image)[1].tobytes(), label=i, encoded=True).SerializeToString()
+        return stored(cv2.imencode(".png", image)[1].tobytes(), i)
 
     path = str(tmp_path / "lmdb")
     write_lmdb(path, [datum(i, *size) for i, size in enumerate(SIZES)])
@@ -125,7 +112,6 @@ def test_sizes_are_needed_and_looked_at(source: LmdbSource) -> None:
     with pytest.raises(DataError) as error:
         make(source)
     assert "stagerun data index" in error.value.hint
-    assert replace(PARAM).rectangular
 
 
 def test_other_evaluations_begin_at_the_first_image() -> None:
@@ -136,17 +122,4 @@ def test_other_evaluations_begin_at_the_first_image() -> None:
 
 
 def stage_of(param: Transform) -> Stage:
-    solver = Solver(
-        base_lr=1, lr_policy="fixed", max_iter=1, batch_size=1, device_batch_size=1, test_batch_size=1, random_seed=1,
-        test_transform=param,
-    )  # fmt: skip
-    return Stage(
-        name="a",
-        parent=None,
-        model=Model(name="resnet18", num_classes=2),
-        data=made_schedules.DATA,
-        solver=solver,
-        identity={},
-        origins={},
-        span=Span("a", 1, 1),
-    )
+    return made_schedules.stage("a", base_lr=1, lr_policy="fixed", max_iter=1, test_transform=param)

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -10,7 +11,6 @@ import torch
 from facade import (
     Batch,
     DataError,
-    Datum,
     Decoded,
     ListRecords,
     LmdbSource,
@@ -20,6 +20,7 @@ from facade import (
     jpeg,
     write_lmdb,
 )
+from made_images import stored
 
 TIERS = [tier.name for tier in jpeg.tiers() if tier.available]
 IMAGES = 23
@@ -48,21 +49,15 @@ def encoded(i: int) -> bytes:
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> LmdbSource:
     path = str(tmp_path_factory.mktemp("photos") / "lmdb")
-    write_lmdb(path, (Datum(data=encoded(i), label=i % 10, encoded=True).SerializeToString() for i in range(IMAGES)))
+    write_lmdb(path, (stored(encoded(i), i % 10) for i in range(IMAGES)))
     return LmdbSource(path, IMAGES)
 
 
 def make(
-    source: LmdbSource,
-    tier: str | None = None,
-    threads: int = 1,
-    param: Transform = RESIZED,
-    memory: Decoded | None = None,
+    source: LmdbSource, tier: str | None = None, threads: int = 1, param: Transform = RESIZED, **more: Any
 ) -> Loader:
-    return Loader(
-        source, param, train=True, channels=3, num_classes=10, seed=5, images=IMAGES, shuffle=True, tier=tier, threads=threads,
-        memory=memory,
-    )  # fmt: skip
+    more |= {"channels": 3, "num_classes": 10, "seed": 5, "images": IMAGES, "shuffle": True}
+    return Loader(source, param, train=True, tier=tier, threads=threads, **more)
 
 
 def same(a: Batch, b: Batch) -> bool:
@@ -140,7 +135,7 @@ class Late(ListRecords):
 
 
 def test_the_error_of_the_first_image_is_the_one_that_is_raised() -> None:
-    values = [Datum(data=encoded(i), label=1, encoded=True).SerializeToString() for i in range(160)]
+    values = [stored(encoded(i), 1) for i in range(160)]
     for bad in (32, 40, 56, 64, 104):
         values[bad] = b""
     one = Loader(Late(values), RESIZED, train=True, channels=3, num_classes=10, threads=3)

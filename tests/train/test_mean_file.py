@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
+from contract import stagerun
 from facade import ChannelOrder, ListRecords, Loader, Normalise, Transform, caffe_file, caffe_pb2, looked_at, write_lmdb
+from made_images import raw
 
-from stagerun.cli import main
 from stagerun.language import load
 
 CPU = torch.device("cpu")
@@ -25,19 +25,15 @@ stage {{ name: "a" solver_param {{ }} }}
 """
 
 
-def datums() -> list[caffe_pb2.Datum]:
-    images = np.random.default_rng(2).integers(0, 256, (8, 3, HEIGHT, WIDTH), dtype=np.uint8)
-    return [
-        caffe_pb2.Datum(channels=3, height=HEIGHT, width=WIDTH, data=one.tobytes(), label=i % 2)
-        for i, one in enumerate(images)
-    ]
+IMAGES = np.random.default_rng(2).integers(0, 256, (8, 3, HEIGHT, WIDTH), dtype=np.uint8)
+RECORDS = [raw(image.transpose(1, 2, 0), i % 2) for i, image in enumerate(IMAGES)]
 
 
 def made(folder: Path, height: int = HEIGHT, more: str = "") -> np.ndarray:
     """A schedule with random images, and their mean: [channels, height, width]."""
     rng = np.random.default_rng(1)
     folder.mkdir(exist_ok=True)
-    write_lmdb(str(folder / "lmdb"), [one.SerializeToString() for one in datums()])
+    write_lmdb(str(folder / "lmdb"), RECORDS)
     mean = rng.uniform(0, 255, (3, height, WIDTH)).astype(np.float32)
     old = caffe_pb2.BlobProto(num=1, channels=3, height=height, width=WIDTH)  # as compute_image_mean writes it
     old.data.extend(mean.ravel().tolist())
@@ -49,11 +45,9 @@ def made(folder: Path, height: int = HEIGHT, more: str = "") -> np.ndarray:
 def caffes(image: np.ndarray, mean: np.ndarray, top: int, left: int, mirror: bool, scale: float) -> np.ndarray:
     """DataTransformer::Transform of one datum, [channels, height, width], pixel by pixel."""
     out = np.zeros((3, SIDE, SIDE))
-    for c in range(3):
-        for h in range(SIDE):
-            for w in range(SIDE):
-                to = SIDE - 1 - w if mirror else w
-                out[c, h, to] = (float(image[c, top + h, left + w]) - float(mean[c, top + h, left + w])) * scale
+    for c, h, w in np.ndindex(out.shape):
+        to = SIDE - 1 - w if mirror else w
+        out[c, h, to] = (float(image[c, top + h, left + w]) - float(mean[c, top + h, left + w])) * scale
     return out
 
 
@@ -61,15 +55,9 @@ def caffes(image: np.ndarray, mean: np.ndarray, top: int, left: int, mirror: boo
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_each_pixel_has_the_mean_of_its_place(train: bool, channels_last: bool, tmp_path: Path) -> None:
     mean = made(tmp_path)
-    param = Transform(
-        mean_file="mean.binaryproto",
-        mean_path=str(tmp_path / "mean.binaryproto"),
-        crop_size=SIDE,
-        mirror=train,
-        scale=0.5,
-    )
-    records = ListRecords([one.SerializeToString() for one in datums()])
-    batch = Loader(records, param, train=train, channels=3, num_classes=2, seed=3).batch(0, 8)
+    path = str(tmp_path / "mean.binaryproto")
+    param = Transform(mean_file="mean.binaryproto", mean_path=path, crop_size=SIDE, mirror=train, scale=0.5)
+    batch = Loader(ListRecords(RECORDS), param, train=train, channels=3, num_classes=2, seed=3).batch(0, 8)
     images, crop = np.array(batch.images), batch.crop
     normalise = Normalise(param, 3, CPU, torch.float64, channels_last, mean.transpose(1, 2, 0))
     found = normalise(images, crop=crop).numpy()
@@ -77,8 +65,7 @@ def test_each_pixel_has_the_mean_of_its_place(train: bool, channels_last: bool, 
     assert (crop is not None) == train
     if train:
         assert len({tuple(place) for place in places}) > 4 and {place[2] for place in places} == {0, 1}
-    for datum, one, (top, left, mirror) in zip(datums(), found, places, strict=True):
-        image = np.frombuffer(datum.data, np.uint8).reshape(3, HEIGHT, WIDTH)
+    for image, one, (top, left, mirror) in zip(IMAGES, found, places, strict=True):
         expected = caffes(image, mean, int(top), int(left), bool(mirror), 0.5)
         np.testing.assert_allclose(one, expected, atol=1e-12)
 
@@ -95,22 +82,16 @@ def test_channels_turn_with_the_pixels(tmp_path: Path) -> None:
 def test_a_run_and_another_mean(tmp_path: Path) -> None:
     made(tmp_path)
     identity = looked_at(load(tmp_path), tmp_path / "out").stages[0].identity
-
-    def stagerun(*words: str) -> str:
-        return CliRunner().invoke(main, [*words, str(tmp_path), "--out", str(tmp_path / "out")]).output
-
-    ended = CliRunner().invoke(
-        main, ["run", str(tmp_path), "--out", str(tmp_path / "out"), "--nproc", "1", "--threads", "1"]
-    )
+    ended = stagerun(["run", ".", "--out", "out", "--nproc", 1, "--threads", 1], tmp_path)
     assert ended.exit_code == 0, ended.output
-    assert "done" in stagerun("plan")
-    shown = CliRunner().invoke(main, ["eval", str(tmp_path / "out")])  # by what the snapshot says alone
+    assert "done" in stagerun(["plan", ".", "--out", "out"], tmp_path).output
+    shown = stagerun(["eval", "out"], tmp_path)  # by what the snapshot says alone
     assert shown.exit_code == 0, shown.output
     (tmp_path / "mean.binaryproto").write_bytes(caffe_file.blob_bytes(np.ones((1, 3, HEIGHT, WIDTH), np.float32)))
     assert looked_at(load(tmp_path), tmp_path / "out").stages[0].identity != identity
-    assert "stale" in stagerun("plan")
+    assert "stale" in stagerun(["plan", ".", "--out", "out"], tmp_path).output
     (snapshot,) = (tmp_path / "out" / "snapshots").iterdir()
-    shown = CliRunner().invoke(main, ["eval", str(snapshot)])
+    shown = stagerun(["eval", snapshot], tmp_path)
     assert shown.exit_code == 65 and "mean.binaryproto is another file than before" in shown.output, shown.output
 
 
@@ -129,5 +110,5 @@ def test_one_that_does_not_fit(height: int, more: str, said: str, tmp_path: Path
     made(tmp_path, max(height, 0), more)
     if height < 0:
         (tmp_path / "mean.binaryproto").unlink()
-    ended = CliRunner().invoke(main, ["run", str(tmp_path), "--out", str(tmp_path / "out"), "--nproc", "1"])
+    ended = stagerun(["run", ".", "--out", "out", "--nproc", 1], tmp_path)
     assert ended.exit_code not in (0, 1, 70) and said in ended.output, ended.output

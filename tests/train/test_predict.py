@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import stored_help
 from facade import EnsembleTested, load_network, open_snapshot
+from made_images import raw
 from PIL import Image
 
 from stagerun import store
@@ -83,23 +84,17 @@ def test_probabilities_are_those_of_the_network(files: Path, snapshot: Path) -> 
 def test_answers_of_rectangles_go_by_their_record(tmp_path: Path) -> None:
     """They are evaluated in the order of their shapes, in whatever order they lie."""
     shapes = [(30, 60), (60, 30), (40, 44), (33, 50), (60, 31), (31, 60), (36, 36)]
-    rng, images = np.random.default_rng(1), []
-    for n, (height, width) in enumerate(shapes):
-        data = (rng.random((height, width)) * rng.integers(20, 255)).astype(np.uint8).tobytes()
-        images.append(stored_help.caffe_pb2.Datum(channels=1, height=height, width=width, data=data, label=n))
+    rng = np.random.default_rng(1)
+    images = [(rng.random((*shape, 1)) * rng.integers(20, 255)).astype(np.uint8) for shape in shapes]
+    records = [raw(image, label) for label, image in enumerate(images)]
     test = "test_transform_param { crop_size: 24 random_resize_param { min_size: 28 } rectangular: true }"
     found = []
-    for name, order in (("one", images), ("other", images[::-1])):
-        data = tmp_path / name / "data"
-        data.parent.mkdir()
-        stored_help.write_lmdb(str(data), [image.SerializeToString() for image in order])
-        assert stored_help.stagerun("data", "index", data).exit_code == 0
-        schedule = stored_help.make_schedule(
-            tmp_path / name / "schedule", MODEL, f"{CROPPED} {test}", data, len(shapes)
-        )
-        (row,) = said("eval", stored_help.make_snapshot(tmp_path / name / "out", schedule), "--per-class")[
-            "evaluations"
-        ]
+    for folder, order in ((tmp_path / "one", records), (tmp_path / "other", records[::-1])):
+        folder.mkdir()
+        stored_help.write_lmdb(str(folder / "data"), order)
+        assert stored_help.stagerun("data", "index", folder / "data").exit_code == 0
+        schedule = stored_help.make_schedule(folder / "schedule", MODEL, f"{CROPPED} {test}", folder / "data", 7)
+        (row,) = said("eval", stored_help.make_snapshot(folder / "out", schedule), "--per-class")["evaluations"]
         found.append([kind["answers"] for kind in row["classes"]][: len(shapes)])
     assert found[0] == found[1] and len({str(answers) for answers in found[0]}) > 1
 
@@ -155,9 +150,8 @@ def test_a_stage_and_an_ensemble_of_probabilities_are_asked_by_name(files: Path,
     folder, out = tmp_path / "schedule", tmp_path / "out"
     stored_help.make_schedule(folder, MODEL, CROPPED, files / "lmdb", 23)
     with open(folder / "schedule.prototxt", "a") as file:
-        file.write(
-            'stage { name: "other" from: "" solver: "only.prototxt" } ensemble { name: "both" members: ["other", "only"] }'
-        )
+        file.write('stage { name: "other" from: "" solver: "only.prototxt" }')
+        file.write('ensemble { name: "both" members: ["other", "only"] }')
     schedule = load(folder)
     paths = [stored_help.make_snapshot(out, schedule, seed=5 + n, number=n) for n in (0, 1)]
     refs = store.inventory(store.LocalDisk(), out).snapshots
@@ -171,9 +165,8 @@ def test_a_stage_and_an_ensemble_of_probabilities_are_asked_by_name(files: Path,
 
     def shares(*words: object) -> np.ndarray:
         found = said("predict", *words, files / "classes", "--top", 10)["predictions"]
-        return np.array(
-            [[p for _, p in sorted((a["label"], a["probability"]) for a in one["answers"])] for one in found]
-        )
+        answers = [sorted((a["label"], a["probability"]) for a in one["answers"]) for one in found]
+        return np.array(answers)[:, :, 1]
 
     one, other = (shares(path) for path in paths)
     assert np.array_equal(shares("only", "--out", out), one) and not np.allclose(one, other)

@@ -17,11 +17,11 @@ from facade import (
     Note,
     PadMode,
     Transform,
-    caffe_pb2,
     crop_size,
     order,
     recipe,
 )
+from made_images import raw, stored
 
 from stagerun.comm import SoloComm
 from stagerun.engine.feed import Resident, read_all
@@ -30,27 +30,20 @@ from stagerun.train import resident as runner
 RECORDS, HEIGHT, WIDTH = 37, 14, 18
 
 
-def datum(image: np.ndarray, label: int) -> bytes:
-    channels = image.shape[2]
-    data = np.ascontiguousarray(image.transpose(2, 0, 1)).tobytes()
-    return caffe_pb2.Datum(
-        channels=channels, height=image.shape[0], width=image.shape[1], data=data, label=label
-    ).SerializeToString()
+def pictures(height: int = HEIGHT) -> np.ndarray:
+    return np.random.default_rng(2).integers(0, 256, (RECORDS, height, WIDTH, 3), dtype=np.uint8)
 
 
-def pictures(channels: int = 3, height: int = HEIGHT, width: int = WIDTH) -> np.ndarray:
-    return np.random.default_rng(2).integers(0, 256, (RECORDS, height, width, channels), dtype=np.uint8)
+def loader(param: Transform, shuffle: bool = True, **more: object) -> Loader:
+    values = [raw(image, i % 10) for i, image in enumerate(pictures())]
+    settings = {"train": True, "channels": 3, "num_classes": 10, "seed": SOLVER.random_seed, "images": RECORDS, **more}
+    return Loader(ListRecords(values), param, shuffle=shuffle, **settings)  # type: ignore[arg-type]
 
 
-def records(channels: int = 3) -> ListRecords:
-    return ListRecords([datum(image, i % 10) for i, image in enumerate(pictures(channels))])
-
-
-def loader(param: Transform, channels: int = 3, train: bool = True, shuffle: bool = True, **more: object) -> Loader:
-    return Loader(
-        more.pop("records", None) or records(channels), param, train=train, channels=channels, num_classes=10,
-        seed=SOLVER.random_seed, images=RECORDS, shuffle=shuffle, **more,
-    )  # type: ignore[arg-type]  # fmt: skip
+def in_order(values: list[bytes] | None = None) -> Loader:
+    """Of all the images as they are."""
+    values = values or [raw(image, i % 10) for i, image in enumerate(pictures())]
+    return Loader(ListRecords(values), Transform(), train=False, channels=3, num_classes=10, images=RECORDS)
 
 
 def whole(batches: Loader) -> Iterator[Batch]:
@@ -58,8 +51,8 @@ def whole(batches: Loader) -> Iterator[Batch]:
         yield batches.batch(first, min(8, RECORDS - first))
 
 
-def filled(channels: int = 3) -> Resident:
-    found = read_all(whole(loader(Transform(), channels, False, False)), RECORDS, CPU, lambda n: True, lambda: False)
+def filled() -> Resident:
+    found = read_all(whole(in_order()), RECORDS, CPU, lambda n: True, lambda: False)
     assert found is not None
     return found
 
@@ -87,11 +80,8 @@ def test_batches_are_the_loaders(case: str, shuffle: bool) -> None:
     source, resident = loader(param, shuffle=shuffle), filled()
     asked = [(0, 8), (8, 1), (30, 12), (5 * RECORDS - 3, 9), (10**9, 4)]
     solver = replace(SOLVER, transform=param)
-    made = resident.batches(
-        runner.cuts(solver, order.EveryRecord(solver.random_seed, len(resident.labels), shuffle), resident, asked),
-        param.pad,
-        param.pad_mode is PadMode.REFLECT,
-    )
+    cuts = runner.cuts(solver, order.EveryRecord(solver.random_seed, RECORDS, shuffle), resident, asked)
+    made = resident.batches(cuts, param.pad, param.pad_mode is PadMode.REFLECT)
     for (position, count), batch in zip(asked, made, strict=True):
         expected = source.batch(position, count)
         assert batch.images.dtype == torch.uint8 and batch.images.is_contiguous()
@@ -107,9 +97,8 @@ def test_batches_are_the_loaders(case: str, shuffle: bool) -> None:
 def test_classes_in_shares_are_the_loaders_too() -> None:
     param, resident = CASES["cifar"], filled()
     sampled = order.Sampled(SOLVER.random_seed, resident.labels.numpy(), [4] * 7 + [3] * 3)
-    made = resident.batches(
-        runner.cuts(replace(SOLVER, transform=param), sampled, resident, [(3, 20)]), param.pad, False
-    )
+    cuts = runner.cuts(replace(SOLVER, transform=param), sampled, resident, [(3, 20)])
+    made = resident.batches(cuts, param.pad, False)
     expected = loader(param, shuffle=True, sampling=sampled).batch(3, 20)
     np.testing.assert_array_equal(next(made).images.numpy(), expected.images)
 
@@ -120,11 +109,8 @@ def test_those_that_grow_within_a_stage_too() -> None:
     param = Transform(pad=2, crop_size=14, mirror=True, cutout_size=7, crop_size_ramp=ramp)
     solver = replace(SOLVER, transform=param, batch_size=12, epoch_iter=RECORDS / 12)
     resident, asked = filled(), [(1000 + 4 * n, 4) for n in range(40)]
-    made = resident.batches(
-        runner.cuts(solver, order.EveryRecord(solver.random_seed, RECORDS, True), resident, asked, 1000),
-        param.pad,
-        False,
-    )
+    cuts = runner.cuts(solver, order.EveryRecord(solver.random_seed, RECORDS, True), resident, asked, 1000)
+    made = resident.batches(cuts, param.pad, False)
     source = loader(param, side=lambda position: crop_size(solver, (position - 1000) // 12))
     sides = set()
     for (position, count), batch in zip(asked, made, strict=True):
@@ -139,46 +125,35 @@ def test_those_that_grow_within_a_stage_too() -> None:
 
 
 def test_images_of_other_sizes_are_refused() -> None:
-    values = [datum(p, 0) for p in pictures()]
-    values[9] = datum(pictures(height=15)[0], 0)
-    source = loader(Transform(), train=False, shuffle=False, records=ListRecords(values))
-    with pytest.raises(DataError, match=r"not of one size|others are"):
-        read_all(whole(source), RECORDS, CPU, lambda n: True, lambda: False)
-    values[8:16] = [datum(p, 0) for p in pictures(height=15)[:8]]  # a whole batch of them
-    source = loader(Transform(), train=False, shuffle=False, records=ListRecords(values))
-    with pytest.raises(DataError, match="not of one size"):
-        read_all(whole(source), RECORDS, CPU, lambda n: True, lambda: False)
+    values, others = [raw(p) for p in pictures()], [raw(p) for p in pictures(height=15)]
+    for end, said in ((9, r"not of one size|others are"), (16, "not of one size")):  # one, and a whole batch of them
+        values[8:end] = others[8:end]
+        with pytest.raises(DataError, match=said):
+            read_all(whole(in_order(values)), RECORDS, CPU, lambda n: True, lambda: False)
 
 
 def test_nothing_is_kept_where_there_is_no_room_or_the_run_is_to_stop() -> None:
     asked: list[int] = []
-    source = loader(Transform(), train=False, shuffle=False)
+    source = in_order()
     assert read_all(whole(source), RECORDS, CPU, lambda n: bool(asked.append(n)), lambda: False) is None
     assert asked == [RECORDS * HEIGHT * WIDTH * 3]
     assert read_all(whole(source), RECORDS, CPU, lambda n: True, lambda: True) is None
 
 
-def a_run(device: str, cache: Cache, param: Transform, values: list[bytes] | None = None) -> SimpleNamespace:
+def a_run(cache: Cache, param: Transform, values: list[bytes] | None = None) -> SimpleNamespace:
     """As much of a StageRun as `keep` looks at. Its device says that it is a GPU and is none."""
     images = SimpleNamespace(resident=(None, None), made=0)
 
     def whole_images(stage: object) -> Loader:
         images.made += 1
-        return loader(Transform(), train=False, shuffle=False, records=ListRecords(values) if values else None)
+        return in_order(values)
 
     images.whole_images = whole_images
     data = SimpleNamespace(cache=cache, shuffle=True, train=SimpleNamespace(path="d", labels=None))
-    return SimpleNamespace(
-        stage=SimpleNamespace(
-            solver=replace(SOLVER, transform=param), data=data, model=SimpleNamespace(net=None, num_classes=10)
-        ),
-        worker=SimpleNamespace(
-            images=images,
-            device=SimpleNamespace(type=device),
-            stop=lambda: False,
-            comm=SoloComm(),
-        ),
-    )
+    model, gpu = SimpleNamespace(net=None, num_classes=10), SimpleNamespace(type="cuda")
+    stage = SimpleNamespace(solver=replace(SOLVER, transform=param), data=data, model=model)
+    worker = SimpleNamespace(images=images, device=gpu, stop=lambda: False, comm=SoloComm())
+    return SimpleNamespace(stage=stage, worker=worker)
 
 
 @pytest.fixture
@@ -200,7 +175,7 @@ def kept(run: SimpleNamespace) -> tuple[Resident | None, list[Note]]:
 
 @pytest.mark.parametrize("cache", [Cache.AUTO, Cache.DEVICE])
 def test_a_set_that_fits_is_kept_once_for_all_stages(pretended_gpu: None, cache: Cache) -> None:
-    run = a_run("cuda", cache, CASES["cifar"])
+    run = a_run(cache, CASES["cifar"])
     first, notes = kept(run)
     assert first is not None and [n.text for n in notes] == ["the training images are kept on the GPU: 28.0 kB"]
     np.testing.assert_array_equal(first.images.numpy(), pictures())
@@ -211,8 +186,8 @@ def test_a_set_that_fits_is_kept_once_for_all_stages(pretended_gpu: None, cache:
 
 def test_a_bad_record_leaves_the_images_to_the_loader(pretended_gpu: None) -> None:
     """The loader stops at its turn."""
-    values = [datum(p, 0) for p in pictures()]
-    values[20] = caffe_pb2.Datum(data=b"\xff\xd8\xff nothing", encoded=True, label=1).SerializeToString()
-    assert kept(a_run("cuda", Cache.AUTO, CASES["cifar"], values)) == (None, [])
+    values = [raw(p) for p in pictures()]
+    values[20] = stored(b"\xff\xd8\xff nothing")
+    assert kept(a_run(Cache.AUTO, CASES["cifar"], values)) == (None, [])
     with pytest.raises(DataError, match="00000020"):
-        kept(a_run("cuda", Cache.DEVICE, CASES["cifar"], values))
+        kept(a_run(Cache.DEVICE, CASES["cifar"], values))

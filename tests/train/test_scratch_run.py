@@ -3,17 +3,18 @@
 import fcntl
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
 import processes
 import pytest
 import torch
-from facade import Event, Note, Pulse, Source, StagerunError, Stopped
+from facade import Event, Note, Pulse, StagerunError, Stopped
 from test_run_trees import go
 
 from stagerun.base.recipe import Data
@@ -36,18 +37,14 @@ def disk(tmp_path: Path) -> Path:
     return tmp_path / "scratch"
 
 
-def options(disk: Path, *more: str) -> tuple[str, ...]:
-    fields = {"data.scratch": f'"{disk}"', "data.cache": "DISK", "data.scratch_reserve": "0"}
-    return tuple(f"{k}={v}" for k, v in (fields | dict(field.split("=") for field in more)).items())
+def options(disk: Path) -> tuple[str, ...]:
+    return f'data.scratch="{disk}"', "data.cache=DISK", "data.scratch_reserve=0"
 
 
-def events(
-    base: Path, out: Path, disk: Path, *more: str,
-    at: Callable[[Event], None] = lambda event: None, stop: Callable[[], bool] = lambda: False,
-) -> list[Event]:  # fmt: skip
-    """Those of a run in this process; `at` is called with each as it comes."""
-    said = options(disk, *more) if disk != base else ("data.cache=DISK",)
-    return go(base / "schedule", out, *said, stop=lambda seen: stop(), at=at)
+def events(base: Path, out: Path, disk: Path, stop: Callable[[], bool] = lambda: False) -> list[Event]:
+    """Those of a run in this process."""
+    said = options(disk) if disk != base else ("data.cache=DISK",)
+    return go(base / "schedule", out, *said, stop=lambda seen: stop())
 
 
 def notes(seen: list[Event], warning: bool = False) -> str:
@@ -75,23 +72,11 @@ def test_copied_before_training(base: Path, disk: Path, tmp_path: Path) -> None:
     assert f"the images are in {disk}" in notes(again) and not notes(again, warning=True)
 
 
-def wait(ready: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not ready():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 @pytest.mark.long
 def test_a_stop_while_images_are_copied_loses_nothing(base: Path, disk: Path, tmp_path: Path) -> None:
-    asked: list[bool] = []
-
-    def stop() -> bool:
-        asked.append(True)
-        return len(asked) > 3
-
+    asked = count()
     with locked(disk / HOME / "lock"):
-        seen = events(base, tmp_path / "out", disk, stop=stop)
+        seen = events(base, tmp_path / "out", disk, stop=lambda: next(asked) > 2)
     assert isinstance(seen[-1], Stopped) and (seen[-1].stage, seen[-1].iter) == ("init", 0)
     assert "the copy goes on where it was" in seen[-1].reason
     events(base, tmp_path / "out", disk)
@@ -124,34 +109,25 @@ class Rank:
         return lambda: None
 
 
-def sources(data: Data) -> list[Source]:
-    return [data.train, *data.val]
-
-
-def on_two_ranks(data: list[Data], stop: Callable[[int], bool] = lambda rank: False) -> list[Any]:
+def on_two_ranks(data: list[Data]) -> list[Any]:
     """What `Copying.first` gives on each rank: notes and whether it was stopped, or the error."""
-    ended: list[Any] = [None, None]
 
-    def work(rank: int) -> None:
-        copying = Copying(data[rank], sources(data[rank]))
+    def work(rank: int) -> Any:
+        copying = Copying(data[rank], [data[rank].train, *data[rank].val])
         found = []
         try:
-            steps = copying.first(Rank(rank), lambda: stop(rank))  # type: ignore[arg-type]
+            steps = copying.first(Rank(rank), lambda: False)  # type: ignore[arg-type]
             while True:
                 found.append(next(steps).text)
         except StopIteration as end:
-            ended[rank] = found, end.value
+            return found, end.value
         except StagerunError as error:
-            ended[rank] = error
+            return error
         finally:
             copying.close()
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return ended
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(work, range(2)))
 
 
 @pytest.fixture

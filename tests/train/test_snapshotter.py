@@ -3,6 +3,7 @@
 import threading
 from dataclasses import dataclass, field, replace
 from itertools import count
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -47,23 +48,10 @@ class FakeKeeper:
         self.began.set()
         assert self.open.wait(60)
         self.written.append((iter, {name: bytes(file) for name, file in files.items()}))
-        return cast(SnapshotRef, Ref(iter))
+        return cast(SnapshotRef, SimpleNamespace(iter=iter, name="s", bytes=1, stage="s"))
 
     def retain(self, ref: SnapshotRef, spared: object) -> None:
         self.retained.append(ref.iter)
-
-
-@dataclass
-class Ref:
-    iter: int
-    name: str = "s"
-    bytes: int = 1
-    stage: str = "s"
-
-
-@dataclass
-class Stage:
-    name: str = "s"
 
 
 def made(open: bool = True) -> tuple[FakeKeeper, TrainState, Snapshotter]:
@@ -71,8 +59,8 @@ def made(open: bool = True) -> tuple[FakeKeeper, TrainState, Snapshotter]:
     keeper = FakeKeeper()
     if open:
         keeper.open.set()
-    snapshotter = Snapshotter(cast(Keeper, keeper), Lineage(cast(Any, Stage()), "", {}), state)
-    return keeper, state, snapshotter
+    stage = cast(Any, SimpleNamespace(name="s"))
+    return keeper, state, Snapshotter(cast(Keeper, keeper), Lineage(stage, "", {}), state)
 
 
 def files_of(state: TrainState) -> dict[str, bytes]:
