@@ -32,11 +32,7 @@ FIELDS = 210
 FACADE = 221  # names
 LOOKING_DEEPER = 51  # test files that import from below stagerun.FOLDER, and not through the facade
 PATCHES = 26  # monkeypatch.setattr
-PRIVATE = {
-    "_events",
-    "_Chunk",
-    "_make_room",
-}  # names of the package that tests use: the seam at which an iteration's state is harmed
+PRIVATE = {"_events"}  # names of the package that tests use: the seam at which an iteration's state is harmed
 
 # No comments, docstrings or layout: what a reader has to understand.
 _LAYOUT = {

@@ -121,7 +121,7 @@ def test_stopped_again_and_again(tmp_path: Path, expected: Content) -> None:
     ("of", "name", "at", "error", "said"),
     [
         (Seen, "write", 4, OSError(errno.EIO, "power", "disk"), "power"),
-        (engine, "_make_room", 5, lmdb.DiskError("No space left on device"), "No space left.*the same command goes on"),
+        (Seen, "write", 5, lmdb.DiskError("No space left on device"), "No space left.*the same command goes on"),
         (Numbers, "make", 77, StorageError("the file server is gone"), "file server"),
     ],
     ids=["power between the two commits", "a full disk", "an error of the source"],

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import cv2
+import made_schedules
 import numpy as np
 import pytest
 from facade import (
@@ -20,7 +21,6 @@ from made_images import stored
 from stagerun.data.index import Facts, Index
 from stagerun.data.loaders import RectangularLoader, centre, crop_of, evenly
 from stagerun.train import images
-import made_schedules
 
 # height, width
 SIZES = [(60, 90), (90, 60), (80, 80), (60, 120), (120, 60), (64, 80), (80, 64), (60, 90), (70, 70), (60, 300)]
