@@ -4,11 +4,10 @@ import json
 
 import pytest
 from facade import Inventory, Schedule, SnapshotRef, render_json, render_text
-from made_schedules import snapshot
+from made_schedules import snapshot as snapshot
 
 from stagerun.language import read
 from stagerun.plan import make_plan
-from stagerun.schedule import POLICIES, SOLVER_TYPES, own_fields
 
 SCHEDULE = """
 name: "tree"
@@ -33,15 +32,6 @@ def schedule(*, shared: str = SCHEDULE, **stages: str) -> Schedule:
     texts = {"schedule.prototxt": shared.encode()}
     texts |= {f"{name}.prototxt": text.encode() for name, text in {**STAGES, **stages}.items()}
     return read(texts, "/s", [])
-
-
-def finished(of: Schedule, attempt: int = 1) -> list[SnapshotRef]:
-    """The last snapshot of each stage."""
-    ends: dict[str, SnapshotRef] = {}
-    for stage in of.stages:
-        parent = ends[stage.parent].id if stage.parent else ""
-        ends[stage.name] = snapshot(of, stage.name, stage.solver.max_iter, parent, attempt)
-    return list(ends.values())
 
 
 def inventory(*refs: SnapshotRef) -> Inventory:
@@ -79,9 +69,3 @@ def test_what_matters_for_the_type_is_shown(solver: str, words: str) -> None:
     poly = f'base_lr: 0.1 lr_policy: "poly" power: 1 max_iter: 20 {solver}'
     lines = render_text(make_plan(schedule(trunk=poly), Inventory())).splitlines()
     assert f"  batch 100 = 2 x 50, {words}" in lines
-
-
-def test_every_field_of_the_tables_is_a_field_of_the_language() -> None:
-    fields = {f.removeprefix("solver.") for f in schedule().stage("trunk").origins}
-    assert {name for kind in SOLVER_TYPES.values() for name in kind.reads} - {"adapt"} <= fields
-    assert {name for kind in POLICIES for name in own_fields(kind)} <= fields
