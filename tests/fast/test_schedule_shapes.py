@@ -55,11 +55,6 @@ def test_formula(policy: str) -> None:
     assert rates(settings) == pytest.approx(expected.astype(float).tolist(), **CLOSE)
 
 
-def test_every_policy_of_stagerun_is_held_against_a_formula() -> None:
-    own = {name for name, kind in POLICIES.items() if kind.__module__ == "stagerun.schedule.shapes"}
-    assert own == FORMULAS.keys()
-
-
 @pytest.mark.parametrize("policy", ["linear", "cosine", "one_minus_sqrt"])
 def test_what_is_left_before_zero_has_all_of_its_digits(policy: str) -> None:
     last = 22609

@@ -33,15 +33,11 @@ def helped(*words: str) -> str:
 
 
 OVERRIDES = (
-    "cool.base_lr=0.3",
-    "cool_low.transform_param.crop_size=20",
-    "solver={ momentum: 0.5 }",
-    "seed=3",
-    "data.train.images=500",
+    "cool.base_lr=0.3|cool_low.transform_param.crop_size=20|solver={ momentum: 0.5 }|seed=3|data.train.images=500"
 )
 
 
-@pytest.mark.parametrize("overrides", [(), OVERRIDES], ids=["files", "--set"])
+@pytest.mark.parametrize("overrides", [(), tuple(OVERRIDES.split("|"))], ids=["files", "--set"])
 def test_what_counts_is_where_the_value_came_from(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     """Of every field of every stage: the first place that is shown is the one whose value counts. None lacks a name."""
     CASE.write(tmp_path)
@@ -135,21 +131,19 @@ def test_a_page_on_a_terminal_has_no_marks_and_fits() -> None:
 
 
 def on_a_terminal(*words: str) -> str:
-    master, slave = os.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    read: list[bytes] = []
+    side, other = os.openpty()
+    fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    seen: list[bytes] = []
 
     def follow() -> None:
-        while not (read and read[-1].endswith(b"\0")):
-            read.append(os.read(master, 1 << 16))
+        with contextlib.suppress(OSError):  # the other side is closed
+            while True:
+                seen.append(os.read(side, 1 << 16))
 
     reader = threading.Thread(target=follow)
     reader.start()
-    with open(slave, "w") as terminal, contextlib.redirect_stdout(terminal):
-        with contextlib.suppress(SystemExit):
-            main([*words])
-        terminal.write("\0")
-        terminal.flush()
-        reader.join()
-    os.close(master)
-    return re.sub(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\|[\r\0]", "", b"".join(read).decode())
+    with open(other, "w") as terminal, contextlib.redirect_stdout(terminal), contextlib.suppress(SystemExit):
+        main([*words])
+    reader.join()
+    os.close(side)
+    return re.sub(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\|\r", "", b"".join(seen).decode())
