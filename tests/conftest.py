@@ -47,6 +47,14 @@ def signals_as_in_a_fresh_process() -> Iterator[None]:
     _as_in_a_fresh_process()
 
 
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The images of `tiny`, which no test changes."""
+    folder = tmp_path_factory.mktemp("data")
+    tiny.make_data(folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """data/ and schedule/, a file's own: `small` on the images of `tiny`."""

@@ -32,6 +32,7 @@ FIELDS = 210
 FACADE = 221  # names
 LOOKING_DEEPER = 51  # test files that import from below stagerun.FOLDER, and not through the facade
 PATCHES = 26  # monkeypatch.setattr
+PRIVATE = {"_events", "_Chunk", "_make_room"}  # names of the package that tests use: the seam at which an iteration's state is harmed
 
 # No comments, docstrings or layout: what a reader has to understand.
 _LAYOUT = {
@@ -96,6 +97,25 @@ def test_tests_look_from_outside() -> None:
     deeper = sorted(str(path.relative_to(ROOT)) for path, text in texts.items() if looks_deeper(ast.parse(text)))
     assert len(deeper) <= LOOKING_DEEPER, deeper
     assert sum(text.count("monkeypatch" + ".setattr(") for text in texts.values()) <= PATCHES
+    ours = [ast.parse(text) for text in sources("stagerun")]
+    theirs = [ast.parse(text) for text in texts.values()]
+    assert used(theirs) & named(ours) - named(theirs) <= PRIVATE
+
+
+def named(trees: list[ast.Module]) -> set[str]:
+    """Private names of functions, classes, variables and attributes that are made there."""
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    found = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    found |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    found |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    return {name for name in found if name.startswith("_") and not name.endswith("_")}
+
+
+def used(trees: list[ast.Module]) -> set[str]:
+    """What is taken from a module or of an object."""
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    found = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return found | {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
 
 
 def looks_deeper(tree: ast.AST) -> bool:

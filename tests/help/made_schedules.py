@@ -19,17 +19,9 @@ def solver(**settings: object) -> Solver:
 def stage(name: str, parent: str | None = None, parent_iter: int | None = None, **settings: object) -> Stage:
     enabled = bool(settings.pop("enabled", True))
     return Stage(
-        name=name,
-        parent=parent,
-        parent_iter=parent_iter,
-        enabled=enabled,
-        model=MODEL,
-        data=DATA,
-        solver=solver(**settings),
-        identity={},
-        origins={},
-        span=Span("schedule.prototxt", 1, 1),
-    )
+        name=name, parent=parent, parent_iter=parent_iter, enabled=enabled, model=MODEL, data=DATA,
+        solver=solver(**settings), identity={}, origins={}, span=Span("schedule.prototxt", 1, 1),
+    )  # fmt: skip
 
 
 def schedule(*stages: Stage, name: str = "made") -> Schedule:

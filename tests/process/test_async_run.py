@@ -10,7 +10,6 @@ from pathlib import Path
 import processes
 import pytest
 import small
-import tiny
 
 ITERATIONS = 60
 SCHEDULE = """
@@ -27,13 +26,6 @@ stage {{ name: "one" }}
 ONE = """base_lr: 0.01 lr_policy: "fixed" max_iter: {iterations}
 sync_param {{ method: ASYNC replicas: 4 max_staleness: {staleness} }}
 """
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("async")
-    tiny.make_data(folder)
-    return folder
 
 
 @pytest.fixture

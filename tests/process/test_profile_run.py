@@ -1,18 +1,9 @@
 """`run --profile` with real workers."""
 
 import json
-from pathlib import Path
 
 import pytest
 import small
-import tiny
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    tiny.make_data(folder)
-    return folder
 
 
 @pytest.mark.slow

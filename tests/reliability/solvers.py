@@ -73,37 +73,10 @@ def _folders(place: Path) -> Iterator[Texts]:
 # ---- mutations
 
 NUMBER = re.compile(r"(?<![\w.\"#])[+-]?[0-9][0-9.]*(?:e[+-]?[0-9]+)?(?![\w\"])")
-EXTREMES = [
-    "0",
-    "-0",
-    "1",
-    "-1",
-    "2",
-    "7",
-    "0.5",
-    "1.5",
-    "1e-3",
-    "1e-300",
-    "5e-324",
-    "1e300",
-    "1.7976931348623157e308",
-    "1e999",
-    "nan",
-    "inf",
-    "-inf",
-    "65535",
-    "65536",
-    "2147483648",
-    "9223372036854775807",
-    "9223372036854775808",
-    "-9223372036854775808",
-    "0x7f",
-    "017",
-    "1e18",
-    "4503599627370497",
-    "0.1f",
-    "1000000007",
-]
+EXTREMES = (
+    "0 -0 1 -1 2 7 0.5 1.5 1e-3 1e-300 5e-324 1e300 1.7976931348623157e308 1e999 nan inf -inf 65535 65536 2147483648 9223372036854775807 "
+    "9223372036854775808 -9223372036854775808 0x7f 017 1e18 4503599627370497 0.1f 1000000007"
+).split()
 LETTERS = (
     "é", "\N{BYTE ORDER MARK}", "\u2028", "\u0130", "字", "\U0001f600", "\x00", "\x1b[31m", "\t", "\r", "\x0b", "#", '"', "\\",
     "'", "@", "\u202e",
@@ -136,17 +109,17 @@ def roughly(rng: random.Random, text: str, other: str) -> str:
     how = rng.choice((r"(\n)", r"(\s+)", "()"))
     parts, others = re.split(how, text), re.split(how, other)
     at, to, of = rng.randrange(len(parts)), rng.randrange(len(parts)), rng.randrange(len(others))
-    put = {
-        "lost": [],
-        "cut": [],
-        "doubled": parts[at : to + 1],
-        "exchanged": [parts[to], *parts[at + 1 : to], parts[at]],
-        "spliced": others[of : of + rng.randint(1, 9)],
-        "letter": [rng.choice(LETTERS), parts[at]],
-    }
-    what = rng.choice([*put])
-    end = {"lost": at + rng.randint(1, 3), "cut": len(parts), "exchanged": to + 1, "letter": at + 1}.get(what, at)
-    return "".join(parts[:at] + put[what] + parts[max(end, at) :])
+    put, end = rng.choice(  # what comes in the place of which parts
+        (
+            ([], at + rng.randint(1, 3)),
+            ([], len(parts)),
+            (parts[at : to + 1], at),
+            ([parts[to], *parts[at + 1 : to], parts[at]], to + 1),
+            (others[of : of + rng.randint(1, 9)], at),
+            ([rng.choice(LETTERS)], at),
+        )
+    )
+    return "".join(parts[:at] + put + parts[max(end, at) :])
 
 
 def field_text(rng: random.Random, field: FieldDescriptor, depth: int = 0) -> str:

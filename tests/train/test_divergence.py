@@ -185,10 +185,15 @@ def test_all_ranks_diverge_alike(data: Path, tmp_path: Path, monkeypatch: pytest
     )
 
 
+@pytest.fixture
+def unlike_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walk, "other_machines", lambda comm, device: "rank 1: instruction set DEFAULT")
+
+
+@pytest.mark.usefixtures("unlike_hosts")
 def test_ranks_that_do_not_compute_alike_are_warned_of(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walk, "other_machines", lambda comm, device: "rank 1: instruction set DEFAULT")
     corrupted(monkeypatch, flip(weights, "conv1.weight"), {1})
     events = lives(make_schedule(tmp_path / "s", data, SOLVER_TEXT), tmp_path / "out", 2)
     warned = [e.text for e in events if isinstance(e, Note) and "different bits" in e.text]
@@ -248,11 +253,11 @@ def test_a_launched_run_ends_with_80_and_goes_on_to_the_same_bits(tmp_path: Path
     assert content(out) == content(tmp_path / "straight")
 
 
+@pytest.mark.usefixtures("unlike_hosts")
 def test_among_unlike_hosts_rank_0_saves_nothing_that_is_not_finite(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There a difference is only warned of, and what the others have says nothing of what rank 0 has."""
-    monkeypatch.setattr(walk, "other_machines", lambda comm, device: "rank 1: instruction set DEFAULT")
 
     def harm(state: TrainState) -> None:
         weights(state)["conv1.weight"].view(-1)[0] = float("inf")

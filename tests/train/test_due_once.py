@@ -5,7 +5,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import tiny
 from facade import Event, Iterated, Proof, RunFinished, SnapshotWritten, Synchronised, TestDue, Tested
 from test_run_trees import go, ids, make_schedule, of
 
@@ -23,13 +22,6 @@ KINDS = {
     "pushes": "sync_param { method: ASYNC replicas: 2 max_staleness: 1 }",
 }
 STAGES = 'stage { name: "main" }\nstage { name: "cut" from: "main@4" solver_param { base_lr: 0.02 lr_policy: "fixed" max_iter: 1 } }\n'
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("once")
-    tiny.make_data(folder)
-    return folder
 
 
 def stops_after_each_iteration(seen: list[Event]) -> bool:

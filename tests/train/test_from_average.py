@@ -7,25 +7,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import contract
 import nan_help
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
-from facade import (
-    WEIGHTS,
-    EnsembleTested,
-    Event,
-    Iterated,
-    PieceStarted,
-    StageFinished,
-    StageStarted,
-    decode,
-    size,
-)
+from facade import WEIGHTS, EnsembleTested, Iterated, PieceStarted, StageFinished, StageStarted, decode, size
+from test_run_trees import ALONE, command, of
 
 from stagerun import store
-from stagerun.cli import main
 from stagerun.language import load
 from stagerun.plan import State, make_plan
 
@@ -72,10 +62,6 @@ def weights(out: Path, stage: str, iter: int) -> dict[str, Any]:
     found = [ref for ref in store.inventory(store.LocalDisk(), out).of(stage) if ref.iter == iter]
     files = store.read(store.LocalDisk(), out, found[-1])
     return {name: tensor.numpy() for name, tensor in decode(files[WEIGHTS]).items()}
-
-
-def of(events: list[Event], kind: type) -> list[Any]:
-    return [event for event in events if isinstance(event, kind)]
 
 
 def states(folder: Path, out: Path, *options: str) -> dict[str, State]:
@@ -179,31 +165,18 @@ def test_the_estimate_of_the_disk_has_what_a_run_writes_of_averages(base: Path, 
     off = 'stage { name: "off" enabled: false solver_param { max_iter: 5 } }\n'
     never = 'ensemble { name: "never" members: ["trunk", "off"] rule: WEIGHT_AVERAGE }\n'
     folder, out = made(tmp_path / "s", data, ALONG, FINE, more, off, never), tmp_path / "out"
-    words = [
-        "rehearse",
-        str(folder),
-        "--iters",
-        "2",
-        "--nproc",
-        "1",
-        "--threads",
-        "1",
-        "--out",
-        str(tmp_path / "r"),
-        "--json",
-    ]
-    rehearsed = json.loads(CliRunner().invoke(main, words).stdout)
+    words = "rehearse", folder, "--iters", 2, *ALONE, "--out", tmp_path / "r", "--json"
+    rehearsed = json.loads(contract.stagerun(words, tmp_path).stdout)
     average_bytes = rehearsed["figures"]["average_bytes"]
     nan_help.lives(folder, out)
     written = on_disk(out / "averages")
     assert sorted(path.name for path in (out / "averages").iterdir()) == ["all", "ends"]
     assert 2 * average_bytes == pytest.approx(written, rel=0.02)
     assert f"at most, 2 averages of {size(average_bytes)}, log" in rehearsed["needs"][0]["text"]
-    planned = CliRunner().invoke(main, ["plan", str(folder), "--out", str(out)])
-    (found,) = re.findall(r"in all; 2 averages of weights ([\d.]+) (kB|MB) more", " ".join(planned.stdout.split()))
+    planned = command("plan", folder, "--out", out)
+    (found,) = re.findall(r"in all; 2 averages of weights ([\d.]+) (kB|MB) more", " ".join(planned.split()))
     assert float(found[0]) * {"kB": 1e3, "MB": 1e6}[found[1]] == pytest.approx(written, rel=0.02)
-    without = CliRunner().invoke(main, ["plan", str(base / "s"), "--out", str(base / "out")])
-    assert "; 1 average of weights" in " ".join(without.stdout.split())
+    assert "; 1 average of weights" in " ".join(command("plan", base / "s", "--out", base / "out").split())
 
 
 def test_the_averaged_network_is_evaluated_and_exported_by_the_ensembles_name(base: Path, tmp_path: Path) -> None:
@@ -213,14 +186,11 @@ def test_the_averaged_network_is_evaluated_and_exported_by_the_ensembles_name(ba
     (out / "results" / "ensembles" / "all.json").unlink()
     (tested,) = of(nan_help.lives(base / "s", out), EnsembleTested)
     assert len(list((out / "averages" / "all" / "snapshots").iterdir())) == 1
-    shown = CliRunner().invoke(main, ["eval", "all", "--out", str(out), "--json"])
-    assert shown.exit_code == 0, shown.output
-    assert json.loads(shown.stdout)["evaluations"][0]["top1"] == tested.top1
-    assert json.loads(shown.stdout)["evaluations"][0]["ensemble"] == "all"
-    assert CliRunner().invoke(main, ["eval", "all", "--out", str(out)]).stdout.startswith("all: top-1 ")
+    (shown,) = json.loads(command("eval", "all", "--out", out, "--json"))["evaluations"]
+    assert (shown["top1"], shown["ensemble"]) == (tested.top1, "all")
+    assert command("eval", "all", "--out", out).startswith("all: top-1 ")
     file = tmp_path / "all.pth"
-    done = CliRunner().invoke(main, ["export", "all", str(file), "--out", str(out), "--torch"])
-    assert done.exit_code == 0, done.output
+    command("export", "all", file, "--out", out, "--torch")
     assert torch.load(file, weights_only=True)["fc.weight"].dtype is torch.float64
 
 
@@ -254,21 +224,13 @@ def test_an_average_that_a_stage_keeps_beside_its_weights_makes_nothing_below_it
         return made(tmp_path / "s", data, ends.replace("MORE", more), below)
 
     nan_help.lives(schedule(""), out)
-    for more, change in (
-        ("ema_decay: 0.5", "none -> 0.5"),
-        ("ema_decay: 0.5 ema_interval: 2", "1 -> 2"),
-    ):
-        assert states(schedule(more), out) == {
-            "trunk": State.DONE,
-            "two": State.STALE,
-            **dict.fromkeys(("fine", "plain", "last"), State.DONE),
-        }
-        planned = CliRunner().invoke(main, ["plan", str(tmp_path / "s"), "--out", str(out), "--redo", "two"])
-        assert change in planned.output and "lost" not in planned.output
-        run = CliRunner().invoke(
-            main, ["run", str(tmp_path / "s"), "--out", str(out), "--redo", "two", "--threads", "1"]
-        )
-        assert run.exit_code == 0 and set(re.findall(r"^stage \d/5 (\w+):", run.output, re.M)) == {"two"}, run.output
+    below_done = dict.fromkeys(("trunk", "fine", "plain", "last"), State.DONE)
+    for more, change in (("ema_decay: 0.5", "none -> 0.5"), ("ema_decay: 0.5 ema_interval: 2", "1 -> 2")):
+        assert states(schedule(more), out) == {**below_done, "two": State.STALE}
+        planned = command("plan", tmp_path / "s", "--out", out, "--redo", "two")
+        assert change in planned and "lost" not in planned
+        said = command("run", tmp_path / "s", "--out", out, "--redo", "two", *ALONE)
+        assert set(re.findall(r"^stage \d/5 (\w+):", said, re.M)) == {"two"}, said
         assert set(states(tmp_path / "s", out).values()) == {State.DONE}
     assert set(states(schedule(""), out).values()) == {State.DONE}, "what was trained first is there"
     changed = states(schedule("ema_decay: 0.5 momentum: 0.8"), out)

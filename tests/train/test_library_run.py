@@ -51,7 +51,7 @@ def test_the_process_is_as_it_was(finished: Path, tmp_path: Path, capfd: pytest.
         handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)]
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         arithmetic = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
-        threads = torch.get_num_threads(), cv2.getNumThreads(), [t.name for t in threading.enumerate()]
+        threads = torch.get_num_threads(), cv2.getNumThreads()
         return [handlers, masked, arithmetic, threads, torch.get_rng_state().tolist(), dict(os.environ), os.getcwd()]
 
     torch.set_num_threads(2)

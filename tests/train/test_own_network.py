@@ -39,13 +39,6 @@ RESNET_SMALL, BLOCKS = (
 )
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("own") / "data"
-    tiny.make_data(folder)
-    return folder
-
-
 def make(folder: Path, data: Path, network: str, args: str = "", **files: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "schedule.prototxt").write_text(SHORT.format(data=data, args=args))

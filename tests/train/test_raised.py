@@ -5,7 +5,6 @@ from pathlib import Path
 
 import nan_help
 import pytest
-import tiny
 from facade import Iterated, SnapshotRef, StageStarted, Stopped, Tested
 from test_run_trees import ALONE, FILES, command, go, ids, make_schedule, names, of
 
@@ -17,13 +16,6 @@ pytestmark = pytest.mark.long
 MAIN = 'stage { name: "main" }\n'
 BELOW = 'stage { name: "early" from: "main@3" solver: "cut.prototxt" }\nstage { name: "end" from: "main" solver: "cut.prototxt" }\n'
 SHORT = FILES["main"].replace("max_iter: 8", "max_iter: 5")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("raised")
-    tiny.make_data(base / "data")
-    return base / "data"
 
 
 def ends(out: Path, stage: str) -> list[SnapshotRef]:
