@@ -1,20 +1,19 @@
-"""What `stagerun lsp` answers: the same as `check`, `explain` and `help`, at the right place. tests/process has a client."""
+"""What `stagerun lsp` answers: the same as `check`, `explain` and `help`, at the right place. process/test_lsp_server has an editor."""
 
 import random
 import re
+import sys
 from pathlib import Path
 
+import contract
 import pytest
-from click.testing import CliRunner
 from facade import Level
 
-from stagerun.cli import main
 from stagerun.tools.lsp import names
 from stagerun.tools.lsp.actions import fix
 from stagerun.tools.lsp.complete import proposals
 from stagerun.tools.lsp.folder import Folder, folder_of, look
 from stagerun.tools.lsp.hover import hover_text
-from stagerun.tools.lsp.names import changed_text
 from stagerun.tools.lsp.place import Place, Text, place_at
 
 TREE = """\
@@ -44,29 +43,30 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def at(folder: Path, marked: str, name: str = "schedule.prototxt") -> tuple[Folder, str, Text, Place | None, int]:
+def at(folder: Path, marked: str, name: str = "schedule.prototxt") -> tuple[Folder, str, Text, Place | None]:
     """The text, in which `|` is the cursor, as the editor holds it; and what is there."""
-    path, offset = str(folder / name), marked.index("|")
-    text = Text(marked.replace("|", "", 1))
+    path, text = str(folder / name), Text(marked.replace("|", "", 1))
     found = look(str(folder), {path: text.text})
     kind = found.kind(path)
     assert kind is not None
-    return found, path, text, place_at(text, kind, offset), offset
+    return found, path, text, place_at(text, kind, marked.index("|"))
+
+
+def at_words(folder: Path, words: str, under: str) -> tuple[Folder, str, Text, Place]:
+    """The same where in one of the two files `words` are `under`."""
+    own = words in TRUNK
+    text = (TRUNK if own else TREE).replace(words, under)
+    found, path, text, place = at(folder, text, "trunk.prototxt" if own else "schedule.prototxt")
+    assert place is not None
+    return found, path, text, place
 
 
 def offered(folder: Path, marked: str, name: str = "schedule.prototxt") -> dict[str, str]:
     """What can be completed there: label and text."""
-    found, _, text, place, offset = at(folder, marked, name)
+    found, _, text, place = at(folder, marked, name)
     stages = [name for node in found.nodes() for name in (node.name, node.group) if name]
-    return {p.label: p.text for p in proposals(text, place, offset, stages, found.listed())} if place else {}
-
-
-def hovered(folder: Path, marked: str, name: str = "schedule.prototxt") -> str:
-    found, path, text, place, _ = at(folder, marked, name)
-    return hover_text(found, path, text, place) if place else ""
-
-
-# -- places
+    shown = proposals(text, place, marked.index("|"), stages, found.listed()) if place else []
+    return {one.label: one.text for one in shown}
 
 
 @pytest.mark.parametrize(("encoding", "units"), [("utf-16", 6), ("utf-8", 8), ("utf-32", 5)])
@@ -88,29 +88,25 @@ def test_any_text_has_places() -> None:
         place_at(text, kind, rng.randint(0, len(text.text)))
 
 
-# -- diagnostics
-
-
-def same_as_check(folder: Path, name: str) -> bool:
-    """Whether each problem that the editor gets is shown by `check`, and no other. Whether there are any."""
-    found = look(str(folder), {})
-    shown = CliRunner().invoke(main, ["check", str(folder)])
-    assert all(p.render() in shown.output for p in found.problems), name
-    assert len(re.findall(r"\.prototxt:\d+:\d+: ", shown.output)) == len(found.problems), name
-    return any(p.level is not Level.NOTE for p in found.problems)
-
-
-def test_mistakes_and_findings_are_those_of_check(folder: Path) -> None:
-    path = folder / "schedule.prototxt"
-    assert not same_as_check(folder, "none")
-    for number, (old, new) in enumerate(
-        [("base_lr", "base_rl"), ('"trunk@100"', '"x"'), ("{", "}"), ("fixed", "step"), ("2", "0")]
-    ):
-        path.write_text(TREE.replace(old, new, 1))
-        assert same_as_check(folder, str(number))
-    path.write_text(TREE)
-    folder.joinpath("trunk.prototxt").unlink()
-    assert same_as_check(folder, "a file is missing")
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", ""),
+        ("base_lr", "base_rl"),
+        ('"trunk@100"', '"x"'),
+        ("{", "}"),
+        ("fixed", "step"),
+        ("2", "0"),
+        ('"trunk"', '"no_file"'),
+    ],
+)
+def test_mistakes_and_findings_are_those_of_check(folder: Path, old: str, new: str) -> None:
+    (folder / "schedule.prototxt").write_text(TREE.replace(old, new, 1))
+    found = look(str(folder), {}).problems
+    shown = contract.stagerun(["check", folder], folder).output
+    assert all(problem.render() in shown for problem in found)
+    assert len(re.findall(r"\.prototxt:\d+:\d+: ", shown)) == len(found)
+    assert any(problem.level is not Level.NOTE for problem in found) == bool(old)
 
 
 def test_the_editors_texts_count_in_place_of_files(folder: Path) -> None:
@@ -125,25 +121,22 @@ def test_the_editors_texts_count_in_place_of_files(folder: Path) -> None:
     assert folder_of("/nowhere/a.prototxt", {"/nowhere/schedule.prototxt": ""}) == "/nowhere"
 
 
-# -- hover
-
-
-def test_hover_is_explain_or_the_manual(folder: Path) -> None:
-    assert "trunk.transform_param.mirror   false" in hovered(
-        folder, TRUNK.replace("mirror", "mir|ror"), "trunk.prototxt"
-    )
-    shown = hovered(folder, TREE.replace("base_lr: 0.2", "base_|lr: 0.2"))
-    assert "side_trunk_100  0.2" in shown and "Learning rate that the policy starts from" in shown
-    assert "data.train.images   6400" in hovered(folder, TREE.replace("images: 6400", "ima|ges: 6400"))
-    assert "Ensemble.members" in hovered(folder, TREE.replace("members", "mem|bers"))
-    broken = hovered(folder, TREE.replace("base_lr: 0.2", "base_|lr: 0.2 oops: 1"))
-    assert broken.startswith("Solver.base_lr   number")
-    assert "DISTILL\n" in hovered(folder, TREE.replace("DISTILL", "DIST|ILL"))
-    assert hovered(folder, TREE.replace("model {", "mod|el {"))
-    assert hovered(folder, TREE.replace('"resnet18"', '"resnet|18"'))
-
-
-# -- completion
+@pytest.mark.parametrize(
+    ("words", "under", "shown"),
+    [
+        ("mirror: false", "mir|ror: false", r"trunk\.transform_param\.mirror   false"),
+        ("base_lr: 0.2", "base_|lr: 0.2", r"side_trunk_100  0\.2(.|\n)*Learning rate that the policy starts from"),
+        ("base_lr: 0.2", "base_|lr: 0.2 oops: 1", r"^Solver\.base_lr   number"),  # such a schedule can't be loaded
+        ("images: 6400", "ima|ges: 6400", r"data\.train\.images   6400"),
+        ("members", "mem|bers", r"Ensemble\.members"),
+        ("DISTILL", "DIST|ILL", "DISTILL\n"),
+        ("model {", "mod|el {", "."),
+        ('"resnet18"', '"resnet|18"', "."),
+    ],
+)
+def test_hover_is_explain_or_the_manual(folder: Path, words: str, under: str, shown: str) -> None:
+    found, path, text, place = at_words(folder, words, under)
+    assert re.search(shown, hover_text(found, path, text, place))
 
 
 def test_fields_that_are_not_given_are_offered(folder: Path) -> None:
@@ -168,32 +161,27 @@ def test_values_are_offered(folder: Path) -> None:
     assert offered(folder, 'clear: "|"', "trunk.prototxt")["momentum"] == "momentum"
 
 
-# -- names
-
-
-def defined(folder: Path, marked: str, name: str = "schedule.prototxt") -> str:
-    """The line, with the column's part of it on, and its file."""
-    found, path, text, place, _ = at(folder, marked, name)
-    assert place is not None
+@pytest.mark.parametrize(
+    ("words", "under", "line"),
+    [
+        ('"trunk@100"', '"tr|unk@100"', 'schedule.prototxt: "trunk"'),
+        ('teacher: "trunk"', 'teacher: "tru|nk"', 'schedule.prototxt: "trunk"'),
+        ('name: "trunk"', 'name: "tr|unk"', "trunk.prototxt: m"),
+        ('name: "trunk"', 'name: "trunk" solver: "trunk.pro|totxt"', "trunk.prototxt: m"),
+        ("mirror: false", "mir|ror: false", "schedule.prototxt: true"),
+        ("base_lr: 0.2", "base|_lr: 0.2", "schedule.prototxt: 0.1"),
+        ("max_epoch", "max_|epoch", ""),
+    ],
+)
+def test_definitions(folder: Path, words: str, under: str, line: str) -> None:
+    found, path, text, place = at_words(folder, words, under)
     span = names.definition_of(found, path, text, place, lambda path: Path(path).exists())
     if span is None:
-        return ""
-    return f"{Path(span.path).name}: {Path(span.path).read_text().splitlines()[span.line - 1][span.column - 1 :][: span.width]}"
-
-
-def test_definitions(folder: Path) -> None:
-    assert defined(folder, TREE.replace('"trunk@100"', '"tr|unk@100"')) == 'schedule.prototxt: "trunk"'
-    assert defined(folder, TREE.replace('teacher: "trunk"', 'teacher: "tru|nk"')) == 'schedule.prototxt: "trunk"'
-    assert defined(folder, TREE.replace('name: "trunk"', 'name: "tr|unk"')) == "trunk.prototxt: m"
-    assert (
-        defined(folder, TREE.replace('name: "trunk"', 'name: "trunk" solver: "trunk.pro|totxt"')) == "trunk.prototxt: m"
-    )
-    assert defined(folder, TRUNK.replace("mirror", "mir|ror"), "trunk.prototxt").endswith(": true")
-    assert defined(folder, TREE.replace("base_lr: 0.2", "base|_lr: 0.2")).endswith(": 0.1")
-    assert defined(folder, TREE.replace("max_epoch", "max_|epoch")) == ""
-
-
-# -- actions, hints
+        assert line == ""
+    else:
+        file = Path(span.path)
+        text = file.read_text().splitlines()[span.line - 1][span.column - 1 :]
+        assert f"{file.name}: {text[: span.width]}" == line
 
 
 @pytest.mark.parametrize(
@@ -208,29 +196,18 @@ def test_definitions(folder: Path) -> None:
         ("max_iter: 50", 'max_iter: "50"'),
         ("max_iter: 50", "max_iter: 50.0"),
         ("max_epoch: 2", "epochs: 2"),
+        *(("", wrong) for wrong in ("nesterov: true", "train_net: 'a'", "oops: 1", "mirror: true", "base_lr:")),
     ],
 )
-def test_a_hint_that_can_be_followed_is_an_action(folder: Path, good: str, wrong: str) -> None:
-    assert good in TREE
-    text, path = Text(TREE.replace(good, wrong)), str(folder / "schedule.prototxt")
-    typed = {path: text.text}
-    fixes = [found for p in look(str(folder), typed).mistakes if (found := fix(look(str(folder), typed), text, p))]
-    assert [changed_text(text.text, [found.edit]) for found in fixes][:1] == [TREE]
+def test_a_hint_that_can_be_followed_is_an_action_and_no_other(folder: Path, good: str, wrong: str) -> None:
+    text = Text(TREE.replace(good or "base_lr: 0.2", wrong))
+    found = look(str(folder), {str(folder / "schedule.prototxt"): text.text})
+    fixes = [mended for problem in found.mistakes if (mended := fix(found, text, problem))]
+    assert found.mistakes and [names.changed_text(text.text, [one.edit]) for one in fixes][:1] == [TREE] * bool(good)
 
 
-@pytest.mark.parametrize("wrong", ["nesterov: true", "train_net: 'a'", "oops: 1", "mirror: true", "base_lr:"])
-def test_a_hint_that_would_not_help_is_none(folder: Path, wrong: str) -> None:
-    text, path = Text(TREE.replace("base_lr: 0.2", wrong)), str(folder / "schedule.prototxt")
-    typed = {path: text.text}
-    mistakes = look(str(folder), typed).mistakes
-    assert mistakes and not any(fix(look(str(folder), typed), text, problem) for problem in mistakes)
-
-
-# -- the server
-
-
-def test_without_the_extra_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pygls", None)
-    monkeypatch.setitem(__import__("sys").modules, "pygls.lsp.server", None)
-    shown = CliRunner().invoke(main, ["lsp"])
+def test_without_the_extra_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "pygls", None)
+    monkeypatch.setitem(sys.modules, "pygls.lsp.server", None)
+    shown = contract.stagerun(["lsp"], tmp_path)
     assert shown.exit_code == 64 and "needs the package pygls" in shown.output and "stagerun[lsp]" in shown.output

@@ -1,14 +1,12 @@
-"""What a plan comes to, in iterations and epochs; `test_plan_cases` shows which stages it finds done, stale, or where they go on."""
+"""A plan for programs; `test_plan_cases` shows which stages it finds done, stale, or where they go on, cases/plan_* what it prints."""
 
 import json
 
-import pytest
-from facade import Inventory, Schedule, SnapshotRef, render_json, render_text
-from made_schedules import snapshot
+from facade import Inventory, Schedule, SnapshotRef, render_json
+from made_schedules import snapshot as snapshot
 
 from stagerun.language import read
 from stagerun.plan import make_plan
-from stagerun.schedule import POLICIES, SOLVER_TYPES, own_fields
 
 SCHEDULE = """
 name: "tree"
@@ -35,15 +33,6 @@ def schedule(*, shared: str = SCHEDULE, **stages: str) -> Schedule:
     return read(texts, "/s", [])
 
 
-def finished(of: Schedule, attempt: int = 1) -> list[SnapshotRef]:
-    """The last snapshot of each stage."""
-    ends: dict[str, SnapshotRef] = {}
-    for stage in of.stages:
-        parent = ends[stage.parent].id if stage.parent else ""
-        ends[stage.name] = snapshot(of, stage.name, stage.solver.max_iter, parent, attempt)
-    return list(ends.values())
-
-
 def inventory(*refs: SnapshotRef) -> Inventory:
     return Inventory(tuple(sorted(refs, key=lambda r: (r.attempt, r.iter, r.stage))))
 
@@ -55,33 +44,3 @@ def test_json_has_the_least_where_a_stage_may_end_early() -> None:
     assert (whole["least_iterations"], whole["iterations"], whole["least_iterations_left"]) == (47, 65, 47)
     without = json.loads(render_json(make_plan(schedule(), Inventory())))
     assert not [name for name in (*without, *without["stages"][0]) if "least" in name]
-
-
-def test_a_change_of_an_enum_is_its_value() -> None:
-    pixels = "transform_param { crop_size: 28 channel_order: RGB pad: 4 pad_mode: REFLECT }"
-    text = render_text(make_plan(schedule(long=STAGES["long"] + pixels), Inventory()))
-    assert "  augmentation: pad 0 -> 4, pad_mode ZERO -> REFLECT, channel_order BGR -> RGB" in text.splitlines()
-
-
-@pytest.mark.parametrize(
-    "solver, words",
-    [
-        ("", "SGD, momentum 0, poly"),
-        ('type: "Nesterov" momentum: 0.9 momentum_form: TORCH', "Nesterov, momentum 0.9, momentum_form TORCH, poly"),
-        ("momentum: 0.9 local_lr_auto: true", "SGD, momentum 0.9, local_lr_auto 0.001, poly"),
-        ('type: "RMSProp" rms_decay: 0.9', "RMSProp, rms_decay 0.9, poly"),
-        ('type: "Adam" momentum: 0.9 momentum2: 0.99', "Adam, momentum 0.9, momentum2 0.99, poly"),
-        ('type: "LARS" local_gw_ratio: 0.002', "LARS, momentum 0, local_gw_ratio 0.002, poly"),
-        ("ema_decay: 0.99 ema_interval: 5", "SGD, momentum 0, EMA 0.99 every 5 iterations, poly"),
-    ],
-)
-def test_what_matters_for_the_type_is_shown(solver: str, words: str) -> None:
-    poly = f'base_lr: 0.1 lr_policy: "poly" power: 1 max_iter: 20 {solver}'
-    lines = render_text(make_plan(schedule(trunk=poly), Inventory())).splitlines()
-    assert f"  batch 100 = 2 x 50, {words}" in lines
-
-
-def test_every_field_of_the_tables_is_a_field_of_the_language() -> None:
-    fields = {f.removeprefix("solver.") for f in schedule().stage("trunk").origins}
-    assert {name for kind in SOLVER_TYPES.values() for name in kind.reads} - {"adapt"} <= fields
-    assert {name for kind in POLICIES for name in own_fields(kind)} <= fields

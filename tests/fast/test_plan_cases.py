@@ -16,18 +16,18 @@ import re
 import shlex
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import contract
 import pytest
-from facade import Inventory, Schedule, SnapshotRef, StagerunError
+from facade import Inventory, Schedule, SnapshotRef, Stage, StagerunError
 from made_schedules import snapshot
 
 from stagerun.language import read
 from stagerun.plan import Plan, PlannedStage, make_plan, require_fresh
 
 CASES = sorted((contract.CASES / "plan").glob("*.txt"))
-MANY = {"--only": "only", "--redo": "redo", "--until": "until"}
 
 
 @functools.cache
@@ -40,40 +40,38 @@ class Played:
         self.first, self.files, self.lives = files, files, 0
         self.refs: list[SnapshotRef] = []
 
-    def schedule(self) -> Schedule:
-        return read_once(tuple(self.files.items()))
-
     def plan(self, *words: str) -> Plan:
-        options: dict[str, list[str]] = {}
-        for option, value in zip(words[::2], words[1::2], strict=True):
-            options.setdefault(MANY[option], []).append(value)
-        until = options.pop("until", [None])[-1]
-        refs = sorted(self.refs, key=lambda ref: (ref.attempt, ref.iter, ref.stage))
-        of = self.schedule()
-        plan = make_plan(of, Inventory(tuple(refs)), **options, until=until)  # type: ignore[arg-type]
-        again = make_plan(of, plan.inventory, **options, until=until)  # type: ignore[arg-type]
+        named = {
+            option: [word for before, word in pairwise(words) if before == f"--{option}"]
+            for option in ("redo", "only", "until")
+        }
+        asked = named["redo"], named["only"], *named["until"]
+        of, refs = read_once(tuple(self.files.items())), sorted(self.refs, key=lambda r: (r.attempt, r.iter, r.stage))
+        plan = make_plan(of, Inventory(tuple(refs)), *asked)
+        again = make_plan(of, plan.inventory, *asked)
         assert again.stages == plan.stages, "what it has found out of renamed stages changes nothing of the plan"
         return plan
 
     def trained(self, *words: str) -> None:
         self.lives += 1
-        of = self.schedule()
+        of = read_once(tuple(self.files.items()))
         fields = dict(word.split("=", 1) for word in words if "=" in word)
-        places = [word for word in words if "=" not in word] or [stage.name for stage in of.stages]
-        for name, _, iter in (place.partition("@") for place in places):
+        for place in [word for word in words if "=" not in word] or [stage.name for stage in of.stages]:
+            name, _, iter = place.partition("@")
             stage = of.stage(name)
             for at in [int(iter)] if iter else [*of.branch_points(name), stage.solver.max_iter]:
-                made = snapshot(of, name, at, self.start_of(of, name), self.lives, "solver.base_lr solver.lr_policy")
-                (now,) = (planned.stage for planned in self.plan().stages if planned.stage.name == name)
+                plan = self.plan()
+                start = self.start_of(of, stage, plan)
+                made = snapshot(of, name, at, start, self.lives, "solver.base_lr solver.lr_policy")
+                (now,) = (planned.stage for planned in plan.stages if planned.stage.name == name)
                 self.refs.append(changed(replace(made, identity=now.identity), fields))
 
-    def start_of(self, of: Schedule, name: str) -> str:
-        parent, iter = of.stage(name).parent, of.stage(name).parent_iter
-        if parent is None:
+    def start_of(self, of: Schedule, stage: Stage, plan: Plan) -> str:
+        if stage.parent is None:
             return ""
-        at = iter or of.stage(parent).solver.max_iter
-        known = [*self.plan().inventory.snapshots, *self.refs]
-        return next((ref.id for ref in reversed(known) if (ref.stage, ref.iter) == (parent, at)), "lost")
+        at = stage.parent_iter or of.stage(stage.parent).solver.max_iter
+        known = [*plan.inventory.snapshots, *self.refs]
+        return next((ref.id for ref in reversed(known) if (ref.stage, ref.iter) == (stage.parent, at)), "lost")
 
     def lost(self, *places: str) -> None:
         self.refs = [
@@ -94,7 +92,8 @@ class Played:
                     return "".join(f"{line}\n" for line in lines(self.plan(*words)))
                 case "run":
                     require_fresh(plan := self.plan(*words))
-                    return f"{in_a_line(plan)}\n"
+                    work = " -> ".join(f"{step.label} from {step.iter}" for step in plan.work)
+                    return f"{work or 'nothing to do'}\n"
             getattr(self, command)(*words)
             return ""
         except StagerunError as error:
@@ -113,35 +112,26 @@ def lines(plan: Plan) -> list[str]:
     for lost in plan.lost:
         place = f"{lost.stage}{'' if lost.end else f'@{lost.iter}'} comes again, for {' '.join(lost.children)}"
         place += f", unasked {' '.join(lost.unasked)}" if lost.unasked else ""
-        found.append(
-            f"{place}; as it was where {lost.like.name} is from" if lost.like else f"{place}; nobody knows where it was"
-        )
+        where = f"as it was where {lost.like.name} is from" if lost.like else "nobody knows where it was"
+        found.append(f"{place}; {where}")
     found += [f"unclaimed: {' '.join(plan.unclaimed)}"] if plan.unclaimed else []
-    left, whole = between(plan.least_left, plan.iterations_left), between(plan.least, plan.iterations)
-    to_do = f"{left} of {whole} iterations to do"
-    return [*found, f"{to_do}; next {plan.next.label} at {plan.next.iter}" if plan.next else to_do]
-
-
-def between(least: int, most: int) -> str:
-    return str(most) if least == most else f"{least} to {most}"
+    both = (plan.least_left, plan.iterations_left), (plan.least, plan.iterations)
+    left, whole = (str(most) if least == most else f"{least} to {most}" for least, most in both)
+    after = f"; next {plan.next.label} at {plan.next.iter}" if plan.next else ""
+    return [*found, f"{left} of {whole} iterations to do{after}"]
 
 
 def stage_line(planned: PlannedStage) -> str:
     """With the image at which it begins, where it has yet to."""
     begins = f", from image {planned.begins_at}{' at most' * planned.at_most}" if planned.state.value == "fresh" else ""
     why = f": {planned.why.partition(': it was edited')[0]}" if planned.why else ""
-    return f"{planned.stage.name} {planned.state.value}{way(planned)}{begins}{why}" + "".join(
-        f"; {c}" for c in planned.changes
-    )
+    changes = "".join(f"; {change}" for change in planned.changes)
+    return f"{planned.stage.name} {planned.state.value}{way(planned)}{begins}{why}{changes}"
 
 
 def way(planned: PlannedStage) -> str:
     at = f" at {planned.iter}" if planned.state.value == "resume" else ""
     return f"{at} <- {planned.start.name}" if planned.start else at
-
-
-def in_a_line(plan: Plan) -> str:
-    return " -> ".join(f"{step.label} from {step.iter}" for step in plan.work) or "nothing to do"
 
 
 def played(case: contract.Case) -> str:

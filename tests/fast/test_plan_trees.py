@@ -21,12 +21,15 @@ stage { name: "b" solver: "cut.prototxt" from: "main@12" sweep { name: "x" } swe
 stage { name: "deep" from: "a@2" solver: "cut.prototxt" }
 stage { name: "end" from: "main" solver: "cut.prototxt" }
 """
-MAIN, CUT = "max_iter: 20 snapshot: 3\n", "max_iter: 4\n"
 
 
-def schedule(shared: str = SCHEDULE, main: str = MAIN, cut: str = CUT) -> Schedule:
-    texts = {"schedule.prototxt": shared, "main.prototxt": main, "cut.prototxt": cut}
-    return read({name: text.encode() for name, text in texts.items()}, "/s", [])
+def schedule(shared: str = SCHEDULE) -> Schedule:
+    texts = {"schedule": shared, "main": "max_iter: 20 snapshot: 3\n", "cut": "max_iter: 4\n"}
+    return read({f"{name}.prototxt": text.encode() for name, text in texts.items()}, "/s", [])
+
+
+def inventory(refs: Iterable[SnapshotRef]) -> Inventory:
+    return Inventory(tuple(sorted(refs, key=lambda r: (r.attempt, r.iter, r.stage))))
 
 
 snapshot = partial(made_schedules.snapshot, told_by="solver.base_lr solver.max_iter")
@@ -43,25 +46,18 @@ def on_disk(of: Schedule) -> dict[str, SnapshotRef]:
     return found
 
 
-def inventory(refs: Iterable[SnapshotRef]) -> Inventory:
-    return Inventory(tuple(sorted(refs, key=lambda r: (r.attempt, r.iter, r.stage))))
-
-
 def test_whatever_is_lost_the_plan_leads_to_the_end() -> None:
     """Every subset of what is on disk: done step by step as the plan says, each start is there, and at the end all is done."""
-    s = schedule()
-    whole = on_disk(s)
+    whole = on_disk(of := schedule())
     names = ["main@5", "main@12", "main@20", "a@2", "a@4", "b_x@4", "deep@4"]
     for gone in itertools.chain.from_iterable(itertools.combinations(names, n) for n in range(len(names) + 1)):
         refs = {place: ref for place, ref in whole.items() if place not in gone}
-        steps = 0
-        while (step := make_plan(s, inventory(refs.values())).next) is not None:
-            steps += 1
-            assert steps < 20
-            stage = step.stage
+        for _ in range(20):
+            if (step := make_plan(of, inventory(refs.values())).next) is None:
+                break
             assert step.start is None or step.start in refs.values()
-            assert (step.start is not None) == (step.iter > 0 or stage.parent is not None)
-            for iter in (*s.branch_points(stage.name), stage.solver.max_iter):
+            assert (step.start is not None) == (step.iter > 0 or step.stage.parent is not None)
+            for iter in (*of.branch_points(step.stage.name), step.stage.solver.max_iter):
                 if step.iter < iter <= step.last:
-                    refs.setdefault(f"{stage.name}@{iter}", whole[f"{stage.name}@{iter}"])
-        assert all(f"{stage.name}@{stage.solver.max_iter}" in refs for stage in s.stages)
+                    refs.setdefault(f"{step.stage.name}@{iter}", whole[f"{step.stage.name}@{iter}"])
+        assert step is None and all(f"{stage.name}@{stage.solver.max_iter}" in refs for stage in of.stages)

@@ -1,10 +1,8 @@
 """`rehearse --only` and `--until`: which stages and ensembles are rehearsed."""
 
-from pathlib import Path
-
 import pytest
 
-from stagerun.language import load
+from stagerun.language import read
 from stagerun.plan.plan import choice
 from stagerun.plan.rehearsal import part_of
 
@@ -23,12 +21,6 @@ stage { name: "fine" from: "late" solver_param {} }
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "schedule.prototxt").write_text(SCHEDULE)
-    return tmp_path
-
-
 @pytest.mark.parametrize(
     ("only", "until", "stages", "ensembles"),
     [
@@ -41,10 +33,8 @@ def folder(tmp_path: Path) -> Path:
         ([], "trunk", "big trunk", "early"),
     ],
 )
-def test_the_part_has_what_its_stages_need(
-    folder: Path, only: list[str], until: str | None, stages: str, ensembles: str
-) -> None:
-    schedule = load(folder)
+def test_the_part_has_what_its_stages_need(only: list[str], until: str | None, stages: str, ensembles: str) -> None:
+    schedule = read({"schedule.prototxt": SCHEDULE}, "/part")
     part = part_of(schedule, choice(schedule, (), only, until).chosen)
     assert [stage.name for stage in part.stages] == stages.split()
     assert [ensemble.name for ensemble in part.ensembles] == ensembles.split()

@@ -1,8 +1,7 @@
 """What is said about wrong files, word for word: tests/golden/spec/NAME.err.
 
-NAME.prototxt is a schedule.prototxt, read beside two good stages `a` and `b`; NAME is a folder where more is needed,
-with arguments of `--set` in a file `set`, and Python that
-would not do elsewhere in `*.py_`. `scripts/golden` writes the .err files anew.
+NAME.prototxt is a schedule.prototxt, read beside two good stages `a` and `b`; NAME is a folder where more is needed, with arguments
+of `--set` in a file `set`, and Python that would not do elsewhere in `*.py_`. `scripts/golden` writes the .err files anew.
 """
 
 from pathlib import Path
@@ -14,20 +13,20 @@ from stagerun.language import read
 
 FOLDER = Path(__file__).parents[1] / "golden" / "spec"
 CASES = sorted({p.stem for p in FOLDER.glob("*.prototxt")} | {p.name for p in FOLDER.iterdir() if p.is_dir()})
-GOOD = 'base_lr: 0.1\nlr_policy: "poly"\npower: 2\nmax_epoch: 2.5\n'
+GOOD = b'base_lr: 0.1\nlr_policy: "poly"\npower: 2\nmax_epoch: 2.5\n'
 
 
 def said(name: str) -> str:
     """The rendered mistakes of a case. Fails where there are none."""
-    folder = FOLDER / name
+    folder, changes = FOLDER / name, []
     if folder.is_dir():
         kinds = ("prototxt", "py", "py_", "txt")
         texts = {p.name.removesuffix("_"): p.read_bytes() for kind in kinds for p in folder.glob(f"*.{kind}")}
-        changes = (folder / "set").read_text().splitlines() if (folder / "set").exists() else []
+        if (folder / "set").exists():
+            changes = (folder / "set").read_text().splitlines()
     else:
-        texts = {"schedule.prototxt": (FOLDER / f"{name}.prototxt").read_bytes()}
-        texts |= {"a.prototxt": GOOD.encode(), "b.prototxt": GOOD.encode()}
-        changes = []
+        first = (FOLDER / f"{name}.prototxt").read_bytes()
+        texts = {"schedule.prototxt": first, "a.prototxt": GOOD, "b.prototxt": GOOD}
     with pytest.raises(RecipeError) as caught:
         read(texts, f"/schedules/{name}", changes)
     return caught.value.render() + "\n"

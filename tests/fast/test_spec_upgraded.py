@@ -1,9 +1,11 @@
 """Identities of snapshots that another version made: what that did not know has its default."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from facade import completed, recipe
+from test_spec_resolve import SCHEDULE, A, B
 
 from stagerun.language import load, read
 
@@ -32,13 +34,9 @@ def test_an_identity_of_this_version_is_complete_and_a_default_that_is_left_out_
 
 
 def test_a_message_that_may_be_absent_is_not_there_with_its_defaults() -> None:
-    def identity(transform: str) -> dict[str, str]:
-        text = f"""name: "made_up" model {{ name: "resnet_small" num_classes: 10 }}
-data {{ train {{ source: "/d/train" images: 100 }} }} stage {{ name: "main" }}
-solver {{ batch_size: 20 device_batch_size: 4 base_lr: 0.1 lr_policy: "fixed" max_iter: 5
-  transform_param {{ crop_size: 28 {transform} }} }}"""
-        (stage,) = read({"schedule.prototxt": text.encode(), "main.prototxt": b""}, "/s", []).stages
-        return dict(stage.identity)
+    def identity(transform: str) -> Mapping[str, str]:
+        text = SCHEDULE.replace("transform_param {", "transform_param { " + transform)
+        return read({"schedule.prototxt": text, "a.prototxt": A, "b.prototxt": B}, "/s").stages[0].identity
 
     key = "solver.transform_param.random_resized_crop_param"
     without, empty = identity(""), identity("random_resized_crop_param {}")

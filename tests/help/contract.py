@@ -34,19 +34,13 @@ def stagerun(words: Sequence[object], folder: Path) -> Result:
         os.chdir(before)
 
 
-Command = Callable[
-    [Sequence[str], Path], tuple[int, str]
-]  # the words after `stagerun`, run in a folder -> exit code, what it printed
-Prepare = Callable[[str, Path], None]  # the name of a case, and its folder
+Command = Callable[[Sequence[str], Path], tuple[int, str]]  # words, run in a folder -> exit code, what it printed
+Prepare = Callable[[str, Path], None]  # puts into a case's folder what its text can't hold, by its name
 
 
 def in_process(words: Sequence[str], folder: Path) -> tuple[int, str]:
     done = stagerun(words, folder)
     return done.exit_code, done.output
-
-
-def nothing(name: str, folder: Path) -> None:
-    pass
 
 
 @dataclass(frozen=True)
@@ -69,9 +63,10 @@ class Case:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
 
-    def played(self, folder: Path, command: Command, prepare: Prepare) -> str:
+    def played(self, folder: Path, command: Command, prepare: Prepare | None) -> str:
         """The transcript as it is now. Lines that the old one describes with `...` stay as they are there."""
-        prepare(self.path.stem, folder)
+        if prepare is not None:
+            prepare(self.path.stem, folder)
         self.write(folder)
         parts = re.split(r"^\$ (.*)\n", self.transcript, flags=re.MULTILINE)
         played = ""
@@ -85,13 +80,13 @@ class Case:
         self.path.write_text(f"{self.head}{files}-- transcript --\n{transcript}")
 
 
-def check(path: Path, folder: Path, command: Command = in_process, prepare: Prepare = nothing) -> None:
-    """That the case's commands print what it says. `prepare` puts into the folder what the case can't hold."""
+def check(path: Path, folder: Path, command: Command = in_process, prepare: Prepare | None = None) -> None:
+    """That the case's commands print what it says."""
     case = Case.read(path)
     assert case.played(folder, command, prepare) == case.transcript, "run scripts/golden and read the difference"
 
 
-def rewrite(paths: Iterable[Path], command: Command = in_process, prepare: Prepare = nothing) -> None:
+def rewrite(paths: Iterable[Path], command: Command = in_process, prepare: Prepare | None = None) -> None:
     for case in map(Case.read, paths):
         with tempfile.TemporaryDirectory() as folder:
             case.rewrite(case.played(Path(folder).resolve(), command, prepare))

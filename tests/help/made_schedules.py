@@ -1,9 +1,8 @@
 """Schedules made by hand for what is drawn of them, and snapshots for what is planned with them: no files are read."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from facade import EnsembleRule, Model, Schedule, SnapshotRef, Solver, Source, Span, Stage, Transform, recipe
+from facade import Model, Schedule, SnapshotRef, Solver, Source, Span, Stage, Transform, recipe
 
 IMAGES = 1000
 MODEL = Model(name="resnet_small", num_classes=10)
@@ -18,9 +17,9 @@ def solver(**settings: object) -> Solver:
 
 
 def stage(name: str, parent: str | None = None, parent_iter: int | None = None, **settings: object) -> Stage:
-    enabled, average = bool(settings.pop("enabled", True)), settings.pop("average", None)
+    enabled = bool(settings.pop("enabled", True))
     return Stage(
-        name=name, parent=parent, parent_iter=parent_iter, average=average, enabled=enabled, model=MODEL, data=DATA,
+        name=name, parent=parent, parent_iter=parent_iter, enabled=enabled, model=MODEL, data=DATA,
         solver=solver(**settings), identity={}, origins={}, span=Span("schedule.prototxt", 1, 1),
     )  # fmt: skip
 
@@ -31,11 +30,13 @@ def schedule(*stages: Stage, name: str = "made") -> Schedule:
 
 def steps() -> Schedule:
     """Two stages in a row: a warm-up into steps, then a collapse with more weight decay and without augmentation."""
-    steps = {"lr_policy": "multistep", "gamma": 0.1, "stepvalue": (60, 90), "warmup_iter": 10}
-    main = stage("main", base_lr=0.4, max_iter=120, **steps)
-    last = {"weight_decay": 2e-4, "transform": Transform(crop_size=28)}
-    collapse = stage("collapse", "main", base_lr=0.02, lr_policy="poly", power=2.0, max_iter=40, **last)
-    return schedule(main, collapse, name="steps")
+    falls = {"lr_policy": "multistep", "gamma": 0.1, "stepvalue": (60, 90), "max_iter": 120, "warmup_iter": 10}
+    collapse = {"lr_policy": "poly", "power": 2.0, "max_iter": 40, "transform": Transform(crop_size=28)}
+    return schedule(
+        stage("main", base_lr=0.4, **falls),
+        stage("collapse", "main", base_lr=0.02, weight_decay=2e-4, **collapse),
+        name="steps",
+    )
 
 
 def branches() -> Schedule:
@@ -48,24 +49,6 @@ def branches() -> Schedule:
         stage("cool_c", "main", **{**cool, "max_iter": 300}, enabled=False, batch_size=200),
         name="branches",
     )
-
-
-def averages() -> Schedule:
-    """A constant trunk, the average of five of its snapshots, a stage from that, and a branch; all of it together."""
-    late = ("trunk@600", "trunk@700", "trunk@800", "trunk@900", "trunk")
-    constant = {"base_lr": 0.5, "lr_policy": "fixed"}
-    made = schedule(
-        stage("trunk", **constant, max_iter=1000),
-        stage("branch", "trunk", 500, **constant, max_iter=200, enabled=False),
-        stage("fine", "trunk", **{**constant, "base_lr": 0.05}, max_iter=300, average="late"),
-        name="averages",
-    )
-    rule = EnsembleRule.WEIGHT_AVERAGE
-    ensembles = (
-        recipe.Ensemble(name="late", members=late, rule=rule, shape="linear"),
-        recipe.Ensemble(name="never", members=("branch", "fine")),
-    )
-    return replace(made, ensembles=ensembles)
 
 
 def snapshot(

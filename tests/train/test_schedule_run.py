@@ -4,7 +4,6 @@ import csv
 from pathlib import Path
 
 import contract
-import pytest
 from facade import Iterated
 from nan_help import lives, make_data, make_schedule
 
@@ -16,17 +15,11 @@ STAGES = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("moving")
-    return make_schedule(base / "schedule", make_data(base / "lmdb"), **STAGES)
-
-
-def test_the_log_is_the_plan(folder: Path, tmp_path: Path) -> None:
+def test_the_log_is_the_plan(tmp_path: Path) -> None:
+    folder = make_schedule(tmp_path / "schedule", make_data(tmp_path / "lmdb"), **STAGES)
     assert contract.stagerun(["plan", folder, "--csv", "plan.csv"], tmp_path).exit_code == 0
     rows = csv.DictReader((tmp_path / "plan.csv").read_text().splitlines())
-    planned = [
-        (r["stage"], int(r["iter"]) + 1, *(float(r[n]) for n in ("lr", "momentum", "weight_decay"))) for r in rows
-    ]
+    knobs = ("lr", "momentum", "weight_decay")
+    planned = [(row["stage"], int(row["iter"]) + 1, *(float(row[name]) for name in knobs)) for row in rows]
     events = [event for event in lives(folder, tmp_path / "out") if isinstance(event, Iterated)]
     assert [(e.stage, e.iter, e.lr, e.momentum, e.weight_decay) for e in events] == planned
