@@ -262,8 +262,7 @@ class Importing:
         self._schedule = schedule
         self._tasks: list[Task] = []
         self._imported: list[Imported] = []
-        self.done = self._any = False
-        self.new = False  # something was imported now, by some rank
+        self.done = self.any = False  # any: some rank's node has folders
 
     def first(self, comm: Comm, stop: Stop) -> Generator[Note, None, bool]:
         """Have every node's images imported; True if asked to stop meanwhile. Collective. RecipeError, DataError, StorageError,
@@ -272,7 +271,7 @@ class Importing:
         # One that can't be used has no import, and `_require` says why.
         here = [n for n, s in enumerate(schedule.sources) if s.path in schedule.imports or is_class_folder(s.path)]
         needed = sorted({n for one in gather_json(comm, here) for n in one})
-        self._any = bool(needed)
+        self.any = bool(needed)
         if needed:
             everyone(comm, lambda: self._require(needed))
             # A file system that all share may have locks that hold on one node alone.
@@ -313,14 +312,13 @@ class Importing:
             return True
         heard = gather_json(comm, [[host_name(), text] for one in imported for text in one.said])
         said = [(host, text) for rank in heard for host, text in rank]
-        self.new = self.new or bool(said)
         yield from (Note(text=text) for text in _on_hosts(said, all_hosts=len(set(hosts_of(comm))) > 1))
         return False
 
     def remove_others(self, comm: Comm, first: bool) -> None:
         """Removes earlier states of the folders from OUT/data, in one process of each node (`first`), once all have opened theirs.
         Collective; for the run that has locked OUT. StorageError, PermissionDenied."""
-        if not self._any or self._schedule.data.scratch is not None:
+        if not self.any or self._schedule.data.scratch is not None:
             return
         imports = list(self._schedule.imports.values())
         keep = [lmdb for lmdbs in gather_json(comm, [one.lmdb for one in imports]) for lmdb in lmdbs]

@@ -104,9 +104,9 @@ class Images:
         return False if self._importing.done else (yield from self._importing.first(comm, stop))
 
     @property
-    def new(self) -> bool:
-        """Whether folders were imported now, by some rank: what they hold is known only since."""
-        return self._importing.new
+    def imports(self) -> bool:
+        """Whether there are folders that are imported; once they are, it is known what they hold."""
+        return self._importing.any
 
     def remove_others(self, comm: Comm, world: World) -> None:
         """Earlier states of imported folders, once all ranks have opened theirs. Collective; for the run that has locked OUT. StorageError,

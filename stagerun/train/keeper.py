@@ -131,9 +131,10 @@ class Keeper:
         self.harmed.append(ref.name)
         return True
 
-    def look_at_images(self) -> None:
-        """Which images there are, and which weights."""
-        self.schedule = looked_at(self.schedule, self.out)
+    def look_at_images(self) -> bool:
+        """Which images there are, and which weights; whether the images are others than at the last look."""
+        before, self.schedule = self.schedule.sets, looked_at(self.schedule, self.out)
+        return self.schedule.sets != before
 
     def close(self, code: int | None = 0) -> None:
         """`code`: what the process ends with; None if it ends without a word, as a killed one does."""

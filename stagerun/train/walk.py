@@ -64,7 +64,7 @@ def run(worker: Context) -> Iterator[Event]:
 
 def _walk(worker: Context) -> Generator[Event, None, bool | None]:
     """Whether there was anything to do; None after Stopped."""
-    opened, known, keeper = False, False, worker.keeper
+    opened, keeper = False, worker.keeper
     yield from _opening(worker)
     for name in keeper.harmed if keeper is not None else ():
         yield aside(name, f".bad-{name}")
@@ -80,11 +80,9 @@ def _walk(worker: Context) -> Generator[Event, None, bool | None]:
         if not reason and not worker.images.looked_at:
             if (yield from worker.images.imported(worker.comm, worker.stop)):
                 reason = "asked to stop while the images were imported; the import goes on where it was"
-            elif worker.images.new and not known:
-                known = True
-                rank0(worker.comm, keeper.look_at_images if keeper is not None else lambda: None)
-                if keeper is not None:  # what was compared before were names and sizes
-                    worker.schedule = keeper.schedule
+            # Before, names and sizes were compared. Another run may have imported them between rank 0's look and ours.
+            elif worker.images.imports and rank0(worker.comm, lambda: keeper is not None and keeper.look_at_images()):
+                worker.schedule = keeper.schedule if keeper is not None else worker.schedule
                 continue
             elif (yield from worker.images.open(worker.comm, worker.world, worker.stop)):
                 reason = "asked to stop while the images were copied; the copy goes on where it was"

@@ -144,3 +144,17 @@ def test_pictures_that_cant_be_used_stop_the_run_before_training(photos: Path, t
     with pytest.raises(DataError, match="2 of 300 images can't be used") as caught:
         go(folder, tmp_path / "out")
     assert f"stagerun data import {folder / 'train'} LMDB --max-bad N" in caught.value.hint
+
+
+def test_what_another_run_imported_after_the_first_look_is_known(photos, tmp_path):
+    def imported_meanwhile(event: object) -> None:
+        if not (tmp_path / "second" / "data").exists():
+            shutil.copytree(tmp_path / "first" / "data", tmp_path / "second" / "data")
+
+    go(photos, tmp_path / "first", "one.max_iter=1", until="one")
+    go(photos, tmp_path / "second", "one.max_iter=1", until="one", at=imported_meanwhile)
+    sets = [
+        json.loads((tmp_path / name / "snapshots/one-00000001-a0001/MANIFEST.json").read_bytes()[:-65])["environment"]
+        for name in ("first", "second")
+    ]
+    assert sets[0]["training set"] == sets[1]["training set"] and "sample" in sets[0]["training set"]
