@@ -88,35 +88,7 @@ class Writer:
         return self.text
 
 
-def lenet() -> str:
-    net = Writer("LeNet", 1, 28)
-    net.conv("conv1", 20, 5, relu=False)
-    net.pool("pool1", 2, 2)
-    net.conv("conv2", 50, 5, relu=False)
-    net.pool("pool2", 2, 2)
-    net.linear("ip1", 500)
-    net.relu("ip1")
-    net.linear("ip2", 10)
-    return net.end()
-
-
-def cifar10(full: bool) -> str:
-    """Caffe's example, `full` or `quick`."""
-    net = Writer("CIFAR10", 3, 32)
-    for i, out in enumerate((32, 32, 64), 1):
-        net.conv(f"conv{i}", out, 5, pad=2, relu=i > 1)
-        net.pool(f"pool{i}", 3, 2, method="MAX" if i == 1 else "AVE")
-        if full and i < 3:
-            inside = "lrn_param { local_size: 3 alpha: 5e-05 norm_region: WITHIN_CHANNEL }"
-            net.layer(f"norm{i}", "LRN", inside=inside)
-    if not full:
-        net.linear("ip0", 64)
-    net.linear("ip1", 10)
-    return net.end()
-
-
-def alexnet(norm_first: bool = True) -> str:
-    """AlexNet; with the pooling before the normalisation CaffeNet."""
+def alexnet() -> str:
     net = Writer("AlexNet", 3, 227)
     for i, (out, kernel, settings) in enumerate(
         (
@@ -129,30 +101,15 @@ def alexnet(norm_first: bool = True) -> str:
         1,
     ):
         net.conv(f"conv{i}", out, kernel, **settings)
-        if norm_first and i < 3:
+        if i < 3:
             net.layer(f"norm{i}", "LRN")
         if i not in (3, 4):
             net.pool(f"pool{i}", 3, 2)
-        if not norm_first and i < 3:
-            net.layer(f"norm{i}", "LRN")
     for i in (6, 7):
         net.linear(f"fc{i}", 4096)
         net.relu(f"fc{i}")
         net.layer(f"drop{i}", "Dropout", top=net.last)
     net.linear("fc8", 1000)
-    return net.end()
-
-
-def vgg(depth: int) -> str:
-    net = Writer(f"VGG-{depth}", 3, 224)
-    for group, (count, out) in enumerate(
-        zip((2, 2, *((depth - 7) // 3,) * 3), (64, 128, 256, 512, 512), strict=True), 1
-    ):
-        for i in range(1, count + 1):
-            net.conv(f"conv{group}_{i}", out, 3, pad=1)
-        net.pool(f"pool{group}", 2, 2)
-    for i, out in ((6, 4096), (7, 4096), (8, 1000)):
-        net.linear(f"fc{i}", out)
     return net.end()
 
 

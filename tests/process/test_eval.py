@@ -29,6 +29,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     averaged = small.STAGES["early"] + " ema_decay: 0.5"
     done = small.run(small.make_schedule(base / "schedule", base / "data", early=averaged), base / "out", nproc=2)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "early 3: EMA test" in done.stdout and "EMA top-1" in done.stdout
     return base
 
 
@@ -207,17 +208,6 @@ def records(images: np.ndarray, labels: np.ndarray) -> list[bytes]:
 
 
 # ---- mistakes
-
-
-def damaged(base: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """A copy of out, and its file with a wrong byte: the weights at the end of cyc1."""
-    out = tmp_path / "out"
-    shutil.copytree(base / "out", out)
-    path = out / "snapshots" / "cyc1-00000005-a0001" / "model.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    return out, path
 
 
 def test_one_damaged_end_does_not_cost_the_numbers_of_the_others(base: Path, tmp_path: Path) -> None:
