@@ -38,18 +38,6 @@ def only(of: net.Net, name: str) -> net.Layer:
 
 # -- published nets; sizes are those of the papers and of Caffe's examples
 
-INCEPTIONS = {  # 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, pool proj
-    "3a": (64, 96, 128, 16, 32, 32),
-    "3b": (128, 128, 192, 32, 96, 64),
-    "4a": (192, 96, 208, 16, 48, 64),
-    "4b": (160, 112, 224, 24, 64, 64),
-    "4c": (128, 128, 256, 24, 64, 64),
-    "4d": (112, 144, 288, 32, 64, 64),
-    "4e": (256, 160, 320, 32, 128, 128),
-    "5a": (256, 160, 320, 32, 128, 128),
-    "5b": (384, 192, 384, 48, 128, 128),
-}
-
 
 class Writer:
     """Layers one below the other; `last` is the top that the next one takes."""
@@ -110,30 +98,6 @@ def alexnet() -> str:
         net.relu(f"fc{i}")
         net.layer(f"drop{i}", "Dropout", top=net.last)
     net.linear("fc8", 1000)
-    return net.end()
-
-
-def googlenet() -> str:
-    """Without its two heads beside."""
-    net = Writer("GoogLeNet", 3, 224)
-    net.conv("conv1", 64, 7, stride=2, pad=3)
-    net.pool("pool1", 3, 2)
-    net.conv("conv2_reduce", 64, 1)
-    net.conv("conv2", 192, 3, pad=1)
-    below = net.pool("pool2", 3, 2)
-    for name, (one, reduce3, three, reduce5, five, proj) in INCEPTIONS.items():
-        tops = [net.conv(f"{name}/1x1", one, 1, below)]
-        net.conv(f"{name}/3x3_reduce", reduce3, 1, below)
-        tops.append(net.conv(f"{name}/3x3", three, 3, pad=1))
-        net.conv(f"{name}/5x5_reduce", reduce5, 1, below)
-        tops.append(net.conv(f"{name}/5x5", five, 5, pad=2))
-        net.pool(f"{name}/pool", 3, 1, below, pad=1)
-        tops.append(net.conv(f"{name}/pool_proj", proj, 1))
-        below = net.layer(f"{name}/output", "Concat", *tops)
-        if name in ("3b", "4e"):
-            below = net.pool(f"pool{name}", 3, 2)
-    net.pool("pool5", 7, 1, method="AVE")
-    net.linear("classifier", 1000)
     return net.end()
 
 
