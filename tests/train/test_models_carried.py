@@ -83,27 +83,18 @@ def test_what_they_compute_is_what_the_published_files_say(name: str) -> None:
 # -- Wide ResNets
 
 
-# Name, parameters with 10 classes, and as the paper's tables 4 and 5 round them, in millions; blocks of a group by table 1.
-@pytest.mark.parametrize(("name", "exact", "published", "blocks"), [
-    ("wrn_40_4", 8_949_210, 8.9, 6), ("wrn_16_8", 10_961_370, 11.0, 2), ("wrn_28_10", 36_479_194, 36.5, 4),
-])  # fmt: skip
-def test_parameters_maps_and_depth_are_the_papers(name: str, exact: int, published: float, blocks: int) -> None:
-    _, depth, width = name.split("_")
-    k, maps = int(width), {}
+# Name, parameters with 10 classes, and as the paper's tables 4 and 5 round them, in millions.
+@pytest.mark.parametrize(
+    ("name", "exact", "published"),
+    [("wrn_40_4", 8_949_210, 8.9), ("wrn_16_8", 10_961_370, 11.0), ("wrn_28_10", 36_479_194, 36.5)],
+)
+def test_parameters_and_depth_are_the_papers(name: str, exact: int, published: float) -> None:
     with on_meta():
-        net, hundred = (build(Model(name=name, num_classes=n)) for n in (10, 100))
+        net = build(Model(name=name, num_classes=10))
     assert sum(p.numel() for p in net.parameters()) == exact and round(exact / 1e6, 1) == published
-    assert sum(p.numel() for p in hundred.parameters()) - exact == 90 * (64 * k + 1)
-    for part in ("conv1", "layer1", "layer2", "layer3"):
-        net.get_submodule(part).register_forward_hook(lambda _m, _i, y, part=part: maps.update({part: tuple(y.shape)}))
-    assert net(torch.empty(2, 3, 32, 32, device="meta")).shape == (2, 10)
-    groups = {"layer1": (2, 16 * k, 32, 32), "layer2": (2, 32 * k, 16, 16), "layer3": (2, 64 * k, 8, 8)}
-    assert maps == {"conv1": (2, 16, 32, 32), **groups}
-    assert [len(net.get_submodule(group)) for group in groups] == [blocks] * 3  # type: ignore[arg-type]
     deep = [m for m in net.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
-    assert len(deep) + 3 == int(depth), "the paper counts the three 1x1 shortcuts, and not fc"
-    norms = [m for m in net.modules() if isinstance(m, BatchNorm2d)]
-    assert len(norms) == len(deep) and {(n.moving_average_fraction, n.eps) for n in norms} == {(0.9, 1e-5)}
+    assert len(deep) + 3 == int(name.split("_")[1]), "the paper counts the three 1x1 shortcuts, and not fc"
+    assert {(m.moving_average_fraction, m.eps) for m in net.modules() if isinstance(m, BatchNorm2d)} == {(0.9, 1e-5)}
 
 
 def test_it_starts_as_the_authors_code_does_and_every_parameter_learns() -> None:
