@@ -147,15 +147,6 @@ def softmax(s, x, w):
     return shifted / shifted.sum(s.axis, keepdim=True)
 
 
-def batch_norm(x, eps):
-    """(top, mean, variance as the running one gets it)."""
-    axes = (0, *range(2, x.ndim))
-    m = x.numel() // x.shape[1]
-    mean = x.mean(axes, keepdim=True)
-    variance = ((x - mean) ** 2).mean(axes, keepdim=True)
-    return (x - mean) / (variance + eps).sqrt(), mean.ravel(), variance.ravel() * (m / (m - 1) if m > 1 else 1)
-
-
 def softmax_loss(s, logits: np.ndarray, labels: np.ndarray) -> tuple[float, np.ndarray]:
     """(the loss times its weight, gradient of the logits)."""
     z = torch.tensor(logits, requires_grad=True)
