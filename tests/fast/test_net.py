@@ -1,5 +1,4 @@
-"""Net prototxts of Caffe's, read and resolved: sizes against published figures and against a count of windows, older forms against
-today's, phases, shared parameters, the canonical form, and `stagerun plan --net`."""
+"""Net prototxts of Caffe's, read and resolved: sizes, older forms, phases, shared parameters, the canonical form, and `plan --net`."""
 
 from pathlib import Path
 

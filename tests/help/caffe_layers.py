@@ -1,7 +1,4 @@
-"""What Caffe's layers compute, restated from BVLC's sources step by step; gradients are those of these steps. The settings are those of `base.net`.
-
-Each function gets settings, bottoms and blobs, tensors in double, and answers with the top.
-"""
+"""What Caffe's layers compute, restated from BVLC's sources: of settings of `base.net`, bottoms and blobs, tensors in double, the top."""
 
 import math
 from functools import reduce

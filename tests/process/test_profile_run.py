@@ -1,23 +1,14 @@
 """`run --profile` with real workers."""
 
 import json
-from pathlib import Path
 
 import pytest
 import small
-import tiny
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    tiny.make_data(folder)
-    return folder
 
 
 @pytest.mark.slow
-def test_reductions_lie_within_backward(tmp_path, data):
-    schedule = small.make_schedule(tmp_path, data, init='base_lr: 0.1 lr_policy: "fixed" max_iter: 14')
+def test_reductions_lie_within_backward(base, tmp_path):
+    schedule = small.make_schedule(tmp_path, base / "data", init='base_lr: 0.1 lr_policy: "fixed" max_iter: 14')
     trace = tmp_path / "trace.json"
     done = small.run(schedule, tmp_path / "out", "--profile", trace, nproc=2, timeout=300)
     assert done.returncode == 0, done.stderr

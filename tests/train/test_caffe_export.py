@@ -7,7 +7,6 @@ import caffe_nets
 import contract
 import numpy as np
 import pytest
-import tiny
 import torch
 from facade import (
     MOMENTUM,
@@ -47,11 +46,9 @@ stage {{ name: "a" solver_param {{ {start} }} }}
 """
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    tiny.make_data(folder)
-    return folder
+@pytest.fixture
+def data(base: Path) -> Path:
+    return base / "data"
 
 
 def trained(folder: Path, data: Path, net: str, start: str, **more: object) -> Path:

@@ -1,8 +1,4 @@
-"""Training runs of real Caffe in double precision, from its own files as they are: solver file, net and first weights are imported, and
-trained by `stagerun run`. Loss at every iteration, and final weights.
-
-The runs, their data and order are described in the tests' golden/caffe/README.md.
-"""
+"""Training runs of real Caffe in double precision, imported from its own files (golden/caffe/README.md): losses, and final weights."""
 
 import re
 import shutil

@@ -52,11 +52,9 @@ def build(num_classes):
 IMPORTS = "from net import build\n"
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("own") / "data"
-    tiny.make_data(folder)
-    return folder
+@pytest.fixture
+def data(base: Path) -> Path:
+    return base / "data"
 
 
 def make(folder: Path, data: Path, network: str, args: str = "", **files: str) -> Path:
