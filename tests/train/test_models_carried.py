@@ -57,7 +57,7 @@ def test_those_of_cifar10_fast_start_as_torch_draws_them(name):
     assert all((m.weight == 1).all() and not m.bias.any() for m in net.modules() if isinstance(m, BatchNorm2d))
 
 
-# -- what they compute: logits, as a restatement of the published files with torch's functions had them, too
+# -- what they compute: logits of this code, which a restatement of the published files had, too, but of the Wide ResNet
 
 LOGITS = {
     "resnet9": (2.58799189, -2.19468765, 1.1374014),
