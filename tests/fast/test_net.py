@@ -1,5 +1,4 @@
-"""Net prototxts of Caffe's, read and resolved: sizes against published figures and against a count of windows, older forms against
-today's, phases, shared parameters, the canonical form, and `stagerun plan --net`."""
+"""Net prototxts of Caffe's, read and resolved: sizes, older forms, phases, shared parameters, the canonical form, and `plan --net`."""
 
 from pathlib import Path
 
@@ -10,50 +9,21 @@ from drawn import examples
 from facade import Problems, RecipeError, State, net, net_of, read
 from hypothesis import given
 from hypothesis import strategies as st
-from net_texts import DATA, END, between, canonical, net_from, only
+from net_texts import between, canonical, net_from, only
 
-# -- published figures
-
-
-def conv(kernel: int, taken: int, given: int) -> int:
-    return given * (taken * kernel * kernel + 1)
-
-
-def multiplied(kernel: int, taken: int, given: int, size: int) -> int:
-    return size * size * given * taken * kernel * kernel
+# -- sizes
 
 
 # Looked up:
 # [m] github.com/imistyrain/mrcv, README: Caffe's flops.py on AlexNet says 724406816, and 60954656 weights beside 10568 biases
-# [d] github.com/HewlettPackard/dlcookbook-dlbs, docs/models/models.md: the parameters of Caffe's nets
 # [t] torchvision 0.28, `meta` of its weights: num_params, and _ops in billions
-# BVLC's LeNet and CIFAR-10 nets have no published figures: their sums are here.
 @pytest.mark.parametrize(
     ("text", "parameters", "multiply_adds"),
     [
-        (
-            net_texts.lenet(),
-            conv(5, 1, 20) + conv(5, 20, 50) + conv(4, 50, 500) + conv(1, 500, 10),
-            multiplied(5, 1, 20, 24) + multiplied(5, 20, 50, 8) + multiplied(4, 50, 500, 1) + 5000,
-        ),
-        (
-            net_texts.cifar10(full=False),
-            conv(5, 3, 32) + conv(5, 32, 32) + conv(5, 32, 64) + conv(4, 64, 64) + conv(1, 64, 10),
-            multiplied(5, 3, 32, 32) + multiplied(5, 32, 32, 16) + multiplied(5, 32, 64, 8) + 65536 + 640,
-        ),
-        (
-            net_texts.cifar10(full=True),
-            conv(5, 3, 32) + conv(5, 32, 32) + conv(5, 32, 64) + conv(4, 64, 10),
-            multiplied(5, 3, 32, 32) + multiplied(5, 32, 32, 16) + multiplied(5, 32, 64, 8) + 10240,
-        ),
         (net_texts.alexnet(), 60_954_656 + 10_568, 724_406_816),  # [m]
-        (net_texts.alexnet(norm_first=False), 60_954_656 + 10_568, 724_406_816),  # CaffeNet has the layers of AlexNet
-        (net_texts.googlenet(), 6_998_552, 1_582_671_872),  # [d]; multiply-adds below
-        (net_texts.vgg(16), 138_357_544, 15_470_264_320),  # [d], [t]
-        (net_texts.vgg(19), 143_667_240, 19_632_062_464),  # [d], [t]
-        (net_texts.resnet50(), 25_557_032, 3_857_973_248),  # [t]; multiply-adds below
+        (net_texts.resnet50(), 25_557_032, 3_857_973_248),  # [t]
     ],
-    ids=("lenet", "cifar10_quick", "cifar10_full", "alexnet", "caffenet", "googlenet", "vgg16", "vgg19", "resnet50"),
+    ids=("alexnet", "resnet50"),
 )
 def test_parameters_and_multiply_adds_are_the_published_ones(
     text: str, parameters: int, multiply_adds: int, tmp_path: Path
@@ -63,76 +33,7 @@ def test_parameters_and_multiply_adds_are_the_published_ones(
     (total,) = (line.split()[1:] for line in done.output.splitlines() if line.startswith("total "))
     assert total == [f"{parameters:,}", f"{multiply_adds:,}"]
     found = net_from(text, None)
-    assert (found.num_classes, found.test.labels) == (1000 if found.shape[1] > 32 else 10, "")
-
-
-# -- sizes, counted
-
-
-def windows(size: int, kernel: int, stride: int, pad: int, ceil: bool) -> int:
-    """The windows of a pooling, one after the other: Caffe's last window may reach beyond map and pad, but where there is a pad it starts before its end."""
-    count, start = 1, 0
-    while start + kernel < size + 2 * pad if ceil else start + stride + kernel <= size + 2 * pad:
-        start += stride
-        count += 1
-    return count - 1 if pad and start >= size + pad else count
-
-
-@examples(150)
-@given(
-    size=st.integers(1, 40),
-    kernel=st.integers(1, 9),
-    stride=st.integers(1, 9),
-    pad=st.integers(0, 8),
-    ceil=st.booleans(),
-)
-def test_a_pooling_has_as_many_windows_as_can_be_counted(
-    size: int, kernel: int, stride: int, pad: int, ceil: bool
-) -> None:
-    if (
-        pad >= kernel
-        or size + 2 * pad < kernel
-        or (windows(size, kernel, stride, pad, ceil) - 1) * stride >= size + pad
-    ):
-        return
-    rule = "" if ceil else "round_mode: FLOOR"
-    layer = f"pooling_param {{ kernel_size: {kernel} stride: {stride} pad: {pad} {rule} }}"
-    text = between(f'layer {{ name: "p" type: "Pooling" bottom: "data" top: "last" {layer} }}')
-    count = windows(size, kernel, stride, pad, ceil)
-    assert only(net_from(text, (2, size, size)), "p").shapes == ((2, count, count),)
-
-
-@examples(150)
-@given(
-    size=st.integers(1, 30),
-    kernel=st.integers(1, 7),
-    stride=st.integers(1, 5),
-    pad=st.integers(0, 4),
-    dilation=st.integers(1, 4),
-)
-def test_a_convolution_has_as_many_places_as_can_be_counted(
-    size: int, kernel: int, stride: int, pad: int, dilation: int
-) -> None:
-    extent = dilation * (kernel - 1) + 1
-    places = len(range(0, size + 2 * pad - extent + 1, stride))
-    inside = (
-        f"num_output: 4 group: 2 kernel_h: {kernel} kernel_w: 1 stride_h: {stride} pad_h: {pad} dilation: {dilation}"
-    )
-    layer = f'layer {{ name: "c" type: "Convolution" bottom: "data" top: "last" convolution_param {{ {inside} }} }}'
-    if not places:
-        with pytest.raises(RecipeError, match="is larger than bottom data"):
-            net_from(between(layer), (6, size, 3))
-        return
-    found = only(net_from(between(layer), (6, size, 3)), "c")
-    assert found.shapes == ((4, places, 3),)
-    assert [b.shape for b in found.blobs] == [(4, 3, kernel, 1), (4,)]
-    back = layer.replace('"c" type: "Convolution"', '"d" type: "Deconvolution"').replace(
-        'bottom: "data"', 'bottom: "c"'
-    )
-    both = between(layer.replace("last", "c"), back)
-    size_back = stride * (places - 1) + extent - 2 * pad
-    if size_back > 0:
-        assert only(net_from(both, (6, size, 3)), "d").shapes == ((4, size_back, 3),)
+    assert (found.num_classes, found.test.labels) == (1000, "")
 
 
 @pytest.mark.parametrize(
@@ -149,6 +50,18 @@ def test_a_convolution_has_as_many_places_as_can_be_counted(
         ('type: "Reshape" top: "last" reshape_param { shape { dim: 3 dim: 2 } axis: 1 num_axes: 1 }', ((3, 2, 8, 8),)),
         ('type: "InnerProduct" top: "last" inner_product_param { num_output: 5 axis: 2 }', ((6, 5),)),
         ('type: "Pooling" top: "last" pooling_param { pool: AVE global_pooling: true }', ((6, 1, 1),)),
+        (
+            'type: "Convolution" top: "last" convolution_param { num_output: 4 group: 2 kernel_h: 3 kernel_w: 1 stride_h: 2 }',
+            ((4, 3, 8),),
+        ),
+        (
+            'type: "Convolution" top: "last" convolution_param { num_output: 4 kernel_size: 3 pad: 1 dilation: 2 }',
+            ((4, 6, 6),),
+        ),
+        (
+            'type: "Deconvolution" top: "last" convolution_param { num_output: 4 kernel_size: 3 stride: 2 pad: 1 }',
+            ((4, 15, 15),),
+        ),
         ('type: "Split" top: "last" top: "b"', ((6, 8, 8),) * 2),
         ('type: "Concat" bottom: "data" top: "last"', ((12, 8, 8),)),
         ('type: "Concat" bottom: "data" top: "last" concat_param { concat_dim: 2 }', ((6, 16, 8),)),
@@ -350,6 +263,29 @@ def test_numbers_are_single_as_in_caffe() -> None:
 # -- the canonical form
 
 
+NUMBERS = st.floats(-4, 4, width=32)
+DRAWN = {
+    "Convolution": "convolution_param {{ num_output: 3 kernel_size: 1 pad: 1 weight_filler {{ type: 'gaussian' mean: {x} }} }} param {{ }}",
+    "Pooling": "pooling_param {{ pool: AVE kernel_size: 2 }}",
+    "Power": "power_param {{ power: {x} scale: {y} shift: {x} }}",
+    "PReLU": "",
+    "BatchNorm": "batch_norm_param {{ use_global_stats: true }}",
+    "Scale": "param {{ decay_mult: {x} }} scale_param {{ filler {{ value: {y} }} }}",
+    "Eltwise": 'bottom: "data" eltwise_param {{ operation: PROD }}',
+    "LRN": "lrn_param {{ k: 2 }}",
+}
+
+
+@examples(100)
+@given(st.sampled_from(list(DRAWN)), NUMBERS, NUMBERS)
+def test_a_canonical_form_read_again_is_the_same_net(kind: str, x: float, y: float) -> None:
+    found = net_from(
+        between(f'layer {{ name: "x" type: "{kind}" bottom: "data" top: "last" {DRAWN[kind].format(x=x, y=y)} }}')
+    )
+    again = net_of(found.text, net_texts.IMAGE)
+    assert (again.train, again.test, again.text) == (found.train, found.test, found.text)
+
+
 def test_the_canonical_form_is_that_of_what_is_computed() -> None:
     text = TODAY.replace("\n  ", " ")
     noisy = "# a comment\nname: 'other'\n" + text.replace('top: "conv1" param', 'top: "conv1" # here\n param').replace(
@@ -357,39 +293,6 @@ def test_the_canonical_form_is_that_of_what_is_computed() -> None:
     ).replace('source: "train" batch_size: 4', 'source: "elsewhere" batch_size: 64 backend: LMDB')
     assert canonical(noisy) == canonical(text)
     assert canonical(text.replace("kernel_size: 5", "kernel_size: 3")) != canonical(text)
-
-
-@examples(100)
-@given(data=st.data())
-def test_a_canonical_form_read_again_is_the_same_net(data: st.DataObject) -> None:
-    shape = (data.draw(st.sampled_from((1, 3, 4))), 16, 16)
-    found = net_from(DATA + "\n".join(drawn_layers(data)) + END.replace("LAST", "last"), shape)
-    again = net_of(found.text, shape)
-    assert (again.train, again.test, again.text) == (found.train, found.test, found.text)
-
-
-def drawn_layers(data: st.DataObject) -> list[str]:
-    numbers = st.floats(-4, 4, width=32)
-    layers, last = [], "data"
-    for i in range(data.draw(st.integers(1, 6))):
-        kind = data.draw(
-            st.sampled_from(
-                ("Convolution", "Pooling", "Power", "PReLU", "BatchNorm", "Scale", "Eltwise", "Dropout", "LRN")
-            )
-        )
-        inside = {
-            "Convolution": f"convolution_param {{ num_output: {data.draw(st.integers(1, 9))} kernel_size: 1 pad: 1 weight_filler {{ type: 'gaussian' "
-            f"std: {abs(data.draw(numbers))} }} bias_term: {data.draw(st.sampled_from(('true', 'false')))} }} param {{ }} ",
-            "Pooling": f"pooling_param {{ pool: {data.draw(st.sampled_from(('AVE', 'MAX')))} kernel_size: 2 }}",
-            "Power": f"power_param {{ power: {data.draw(numbers)} scale: {data.draw(numbers)} shift: {data.draw(numbers)} }}",
-            "BatchNorm": f"batch_norm_param {{ use_global_stats: {data.draw(st.sampled_from(('true', 'false')))} }}",
-            "Scale": f"param {{ decay_mult: {data.draw(numbers)} }} scale_param {{ filler {{ value: {data.draw(numbers)} }} }}",
-            "Eltwise": f'bottom: "{last}" eltwise_param {{ operation: {data.draw(st.sampled_from(("SUM", "PROD", "MAX")))} }}',
-            "Dropout": f"dropout_param {{ dropout_ratio: {data.draw(st.floats(0.01, 0.99))} }}",
-        }.get(kind, "")  # fmt: skip
-        layers.append(f'layer {{ name: "x{i}" type: "{kind}" bottom: "{last}" top: "t{i}" {inside} }}')
-        last = f"t{i}"
-    return [*layers, f'layer {{ name: "end" type: "ReLU" bottom: "{last}" top: "last" }}']
 
 
 def test_a_stored_form_without_the_images_size_is_refused() -> None:

@@ -9,6 +9,7 @@ import pytest
 from facade import RecipeError
 from net_texts import DATA, END
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "caffe"
 MANY = 2_000  # layers; the reader takes linear time
 
 
@@ -60,7 +61,7 @@ def test_a_net_of_many_layers_is_read() -> None:
 
 def damaged_braces() -> list[str]:
     """LeNet with each line that has a brace, and each brace alone, left out or doubled."""
-    lines = net_texts.lenet().splitlines(keepends=True)
+    lines = (GOLDEN / "lenet.prototxt").read_text().splitlines(keepends=True)
     found = []
     for i, line in enumerate(lines):
         places = [at for at, c in enumerate(line) if c in "{}"]

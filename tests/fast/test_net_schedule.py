@@ -100,20 +100,12 @@ def test_plan_counts(write: Write) -> None:
     assert "1126 parameters, 0.00336 million multiply-adds for an image of 1 x 8 x 8" in said
 
 
-@pytest.mark.parametrize(
-    ("change", "same"),
-    [
-        (("name:", "# a comment\nname:"), True),
-        (('"small"', '"other"'), True),
-        (("num_output: 6", "num_output: 6 bias_term: true"), True),  # a default
-        (("kernel_size: 5", "kernel_size: 3"), False),
-        (("include { phase: TEST }", "include { phase: TEST } "), True),
-    ],
-)
-def test_what_makes_a_snapshot_stale(change: tuple[str, str], same: bool, write: Write) -> None:
-    before, after = write().stages[0].identity, write(net=NET.replace(*change, 1)).stages[0].identity
-    assert (before == after) is same
-    assert {key for key in before if before[key] != after[key]} == (set() if same else {recipe.NET})
+def test_what_makes_a_snapshot_stale(write: Write) -> None:
+    before = write().stages[0].identity
+    defaults = NET.replace("name:", "# a comment\nname:", 1).replace("num_output: 6", "num_output: 6 bias_term: true")
+    assert write(net=defaults.replace('"small"', '"other"')).stages[0].identity == before
+    after = write(net=NET.replace("kernel_size: 5", "kernel_size: 3")).stages[0].identity
+    assert {key for key in before if before[key] != after[key]} == {recipe.NET}
 
 
 def test_a_stored_recipe_holds_the_net(write: Write) -> None:
@@ -152,7 +144,6 @@ def mean(*shape: int, data: list[float]) -> bytes:
 @pytest.mark.parametrize(
     ("file", "said"),
     [
-        (b"no mean", "../broken.mean is not a mean image of Caffe's (.binaryproto)"),
         (mean(2, 1, 1, 1, data=[1, 2]), "is not a mean image"),
         (mean(1, 1, 1, 2, data=[1]), "is not a mean image"),
         (mean(1, 1, 1, 1, data=[math.nan]), "not a mean"),

@@ -1,7 +1,4 @@
-"""What Caffe's layers compute, restated from BVLC's sources step by step; gradients are those of these steps. The settings are those of `base.net`.
-
-Each function gets settings, bottoms and blobs, tensors in double, and answers with the top.
-"""
+"""What Caffe's layers compute, restated from BVLC's sources: of settings of `base.net`, bottoms and blobs, tensors in double, the top."""
 
 import math
 from functools import reduce
@@ -145,15 +142,6 @@ def eltwise(s, x, w):
 def softmax(s, x, w):
     shifted = (x[0] - x[0].amax(s.axis, keepdim=True).detach()).exp()
     return shifted / shifted.sum(s.axis, keepdim=True)
-
-
-def batch_norm(x, eps):
-    """(top, mean, variance as the running one gets it)."""
-    axes = (0, *range(2, x.ndim))
-    m = x.numel() // x.shape[1]
-    mean = x.mean(axes, keepdim=True)
-    variance = ((x - mean) ** 2).mean(axes, keepdim=True)
-    return (x - mean) / (variance + eps).sqrt(), mean.ravel(), variance.ravel() * (m / (m - 1) if m > 1 else 1)
 
 
 def softmax_loss(s, logits: np.ndarray, labels: np.ndarray) -> tuple[float, np.ndarray]:

@@ -1,8 +1,4 @@
-"""Reads a log of Caffe's: what glog puts before a line, and the lines that Caffe's solver is known to print.
-
-It is as strict as the strictest script in use: fields are counted from the left as awk does, and rows are put together as
-lines come.
-"""
+"""Reads a log of Caffe's as the strictest script in use does: fields are counted from the left as awk does."""
 
 import re
 from dataclasses import dataclass, field
@@ -25,18 +21,13 @@ SNAPSHOT = re.compile(r"Snapshotting to binary proto file (\S+)$")
 class CaffeLog:
     """`train` and `test`: rows of iteration, seconds since `Solving`, learning rate, and outputs by name."""
 
-    solving: list[str] = field(default_factory=list)
     train: list[dict[str, float]] = field(default_factory=list)
     test: list[dict[str, float]] = field(default_factory=list)
-    losses: dict[int, float] = field(default_factory=dict)
-    rates: dict[int, float] = field(default_factory=dict)
     snapshots: list[str] = field(default_factory=list)
-    severities: list[tuple[str, str]] = field(default_factory=list)  # of every line, with its text
     ends: list[str] = field(default_factory=list)
 
 
 def parse(text: str, year: int) -> CaffeLog:
-    """AssertionError for a line that is none of glog's, or that begins as one of Caffe's and goes on otherwise."""
     log = CaffeLog()
     begun: datetime | None = None
     iteration, rate = -1, float("nan")
@@ -45,9 +36,7 @@ def parse(text: str, year: int) -> CaffeLog:
         assert prefix, f"not a line of glog's: {line!r}"
         moment = datetime.strptime(f"{year}{prefix[2]} {prefix[3]}", "%Y%m%d %H:%M:%S.%f")
         said = line[prefix.end() :]
-        log.severities.append((prefix[1], said))
         if said.startswith("Solving "):
-            log.solving.append(said.removeprefix("Solving "))
             begun = begun or moment
         elif said in ("Optimization Done.", "Optimization stopped early."):
             log.ends.append(said)
@@ -57,10 +46,9 @@ def parse(text: str, year: int) -> CaffeLog:
             iteration = int(found[1])
             assert begun, f"before any `Solving`: {line!r}"
         if match := RATE.match(said):
-            rate = log.rates[iteration] = float(match[2])
+            rate = float(match[2])
             assert line.split()[8] == match[2], "awk takes field 9"
         elif match := LOSS.match(said):
-            log.losses[iteration] = float(match[2])
             assert line.split()[8] == match[2], "awk takes field 9"
         elif match := OUTPUT.match(said):
             assert begun

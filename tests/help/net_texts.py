@@ -38,18 +38,6 @@ def only(of: net.Net, name: str) -> net.Layer:
 
 # -- published nets; sizes are those of the papers and of Caffe's examples
 
-INCEPTIONS = {  # 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, pool proj
-    "3a": (64, 96, 128, 16, 32, 32),
-    "3b": (128, 128, 192, 32, 96, 64),
-    "4a": (192, 96, 208, 16, 48, 64),
-    "4b": (160, 112, 224, 24, 64, 64),
-    "4c": (128, 128, 256, 24, 64, 64),
-    "4d": (112, 144, 288, 32, 64, 64),
-    "4e": (256, 160, 320, 32, 128, 128),
-    "5a": (256, 160, 320, 32, 128, 128),
-    "5b": (384, 192, 384, 48, 128, 128),
-}
-
 
 class Writer:
     """Layers one below the other; `last` is the top that the next one takes."""
@@ -88,35 +76,7 @@ class Writer:
         return self.text
 
 
-def lenet() -> str:
-    net = Writer("LeNet", 1, 28)
-    net.conv("conv1", 20, 5, relu=False)
-    net.pool("pool1", 2, 2)
-    net.conv("conv2", 50, 5, relu=False)
-    net.pool("pool2", 2, 2)
-    net.linear("ip1", 500)
-    net.relu("ip1")
-    net.linear("ip2", 10)
-    return net.end()
-
-
-def cifar10(full: bool) -> str:
-    """Caffe's example, `full` or `quick`."""
-    net = Writer("CIFAR10", 3, 32)
-    for i, out in enumerate((32, 32, 64), 1):
-        net.conv(f"conv{i}", out, 5, pad=2, relu=i > 1)
-        net.pool(f"pool{i}", 3, 2, method="MAX" if i == 1 else "AVE")
-        if full and i < 3:
-            inside = "lrn_param { local_size: 3 alpha: 5e-05 norm_region: WITHIN_CHANNEL }"
-            net.layer(f"norm{i}", "LRN", inside=inside)
-    if not full:
-        net.linear("ip0", 64)
-    net.linear("ip1", 10)
-    return net.end()
-
-
-def alexnet(norm_first: bool = True) -> str:
-    """AlexNet; with the pooling before the normalisation CaffeNet."""
+def alexnet() -> str:
     net = Writer("AlexNet", 3, 227)
     for i, (out, kernel, settings) in enumerate(
         (
@@ -129,54 +89,15 @@ def alexnet(norm_first: bool = True) -> str:
         1,
     ):
         net.conv(f"conv{i}", out, kernel, **settings)
-        if norm_first and i < 3:
+        if i < 3:
             net.layer(f"norm{i}", "LRN")
         if i not in (3, 4):
             net.pool(f"pool{i}", 3, 2)
-        if not norm_first and i < 3:
-            net.layer(f"norm{i}", "LRN")
     for i in (6, 7):
         net.linear(f"fc{i}", 4096)
         net.relu(f"fc{i}")
         net.layer(f"drop{i}", "Dropout", top=net.last)
     net.linear("fc8", 1000)
-    return net.end()
-
-
-def vgg(depth: int) -> str:
-    net = Writer(f"VGG-{depth}", 3, 224)
-    for group, (count, out) in enumerate(
-        zip((2, 2, *((depth - 7) // 3,) * 3), (64, 128, 256, 512, 512), strict=True), 1
-    ):
-        for i in range(1, count + 1):
-            net.conv(f"conv{group}_{i}", out, 3, pad=1)
-        net.pool(f"pool{group}", 2, 2)
-    for i, out in ((6, 4096), (7, 4096), (8, 1000)):
-        net.linear(f"fc{i}", out)
-    return net.end()
-
-
-def googlenet() -> str:
-    """Without its two heads beside."""
-    net = Writer("GoogLeNet", 3, 224)
-    net.conv("conv1", 64, 7, stride=2, pad=3)
-    net.pool("pool1", 3, 2)
-    net.conv("conv2_reduce", 64, 1)
-    net.conv("conv2", 192, 3, pad=1)
-    below = net.pool("pool2", 3, 2)
-    for name, (one, reduce3, three, reduce5, five, proj) in INCEPTIONS.items():
-        tops = [net.conv(f"{name}/1x1", one, 1, below)]
-        net.conv(f"{name}/3x3_reduce", reduce3, 1, below)
-        tops.append(net.conv(f"{name}/3x3", three, 3, pad=1))
-        net.conv(f"{name}/5x5_reduce", reduce5, 1, below)
-        tops.append(net.conv(f"{name}/5x5", five, 5, pad=2))
-        net.pool(f"{name}/pool", 3, 1, below, pad=1)
-        tops.append(net.conv(f"{name}/pool_proj", proj, 1))
-        below = net.layer(f"{name}/output", "Concat", *tops)
-        if name in ("3b", "4e"):
-            below = net.pool(f"pool{name}", 3, 2)
-    net.pool("pool5", 7, 1, method="AVE")
-    net.linear("classifier", 1000)
     return net.end()
 
 

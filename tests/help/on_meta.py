@@ -9,11 +9,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def on_meta(keep: Callable[[nn.Module], bool] = lambda module: False) -> Iterator[None]:
-    """Every layer that is made in here loses its tensors to the meta device, but for layers that `keep` wants.
-
-    `with torch.device("meta")` would be simpler; torchvision's RegNets can't be made in it, because they compute their
-    widths with tensors.
-    """
+    """Every layer that is made in here is on the meta device, but those that `keep` wants. RegNets can't be made in `torch.device("meta")`."""
     parameter, buffer = nn.Module.register_parameter, nn.Module.register_buffer
 
     def register_parameter(self: nn.Module, name: str, value: nn.Parameter | None) -> None:

@@ -29,6 +29,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     averaged = small.STAGES["early"] + " ema_decay: 0.5"
     done = small.run(small.make_schedule(base / "schedule", base / "data", early=averaged), base / "out", nproc=2)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "early 3: EMA test" in done.stdout and "EMA top-1" in done.stdout
     return base
 
 
@@ -62,15 +63,6 @@ def test_every_stage_has_the_numbers_that_run_gave_it(base: Path) -> None:
     assert averaged["loss"] != found[-1]["loss"]
 
 
-def test_a_snapshot_needs_nothing_but_its_directory_and_images(base: Path, tmp_path: Path) -> None:
-    name = "collapse-00000003-a0001"
-    copy = tmp_path / name
-    shutil.copytree(base / "out" / "snapshots" / name, copy)
-    (tmp_path / "best").symlink_to(copy)
-    for path in (copy, tmp_path / "best"):
-        assert evaluated(path)[0]["loss"] == evaluated(name, "--out", base / "out")[0]["loss"]
-
-
 def test_the_schedule_says_which_images_and_which_transform_now(base: Path) -> None:
     arguments = [base / "schedule", "--out", base / "out", "--stage", "init"]
     train = base / "data" / "train_lmdb"
@@ -80,10 +72,14 @@ def test_the_schedule_says_which_images_and_which_transform_now(base: Path) -> N
     assert other[0]["loss"] != evaluated(*arguments)[0]["loss"]
 
 
-def test_other_images_are_counted_and_the_batch_is_free(base: Path) -> None:
-    snapshot = base / "out" / "snapshots" / "cyc1-00000005-a0001"
-    (whole,) = evaluated(snapshot, "--data", base / "data" / "train_lmdb")
-    (cut,) = evaluated(snapshot, "--data", base / "data" / "train_lmdb", "--device-batch", 7)
+def test_a_snapshot_needs_nothing_but_its_directory_and_images_and_the_batch_is_free(
+    base: Path, tmp_path: Path
+) -> None:
+    name, train = "cyc1-00000005-a0001", base / "data" / "train_lmdb"
+    copy = shutil.copytree(base / "out" / "snapshots" / name, tmp_path / name)
+    (tmp_path / "best").symlink_to(copy)
+    (whole,) = evaluated(name, "--out", base / "out", "--data", train)
+    (cut,) = evaluated(tmp_path / "best", "--data", train, "--device-batch", 7)
     assert whole["images"] == cut["images"] == tiny.TRAIN_IMAGES
     assert (whole["top1"], whole["top5"]) == (cut["top1"], cut["top5"])
     assert whole["loss"] == pytest.approx(cut["loss"], rel=1e-6)
@@ -207,17 +203,6 @@ def records(images: np.ndarray, labels: np.ndarray) -> list[bytes]:
 
 
 # ---- mistakes
-
-
-def damaged(base: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """A copy of out, and its file with a wrong byte: the weights at the end of cyc1."""
-    out = tmp_path / "out"
-    shutil.copytree(base / "out", out)
-    path = out / "snapshots" / "cyc1-00000005-a0001" / "model.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    return out, path
 
 
 def test_one_damaged_end_does_not_cost_the_numbers_of_the_others(base: Path, tmp_path: Path) -> None:

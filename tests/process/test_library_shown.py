@@ -44,16 +44,6 @@ def test_the_examples_of_the_manual_run(folder: Path) -> None:
     assert "init 0.1 6\n" in out and "init fresh 6\n" in out and "| init " in out and "torch.Size([1, 10])\n" in out
 
 
-def test_a_script_and_the_command_have_the_same_bits(finished: Path, tmp_path: Path) -> None:
-    program = f"import stagerun\nlist(stagerun.run({str(finished / 'schedule')!r}, 'out', threads=1))"
-    assert python(program, tmp_path) == ""
-    ends = [
-        {p.stage.name: p.end.id for p in stagerun.plan(finished / "schedule", out).stages if p.end}
-        for out in (finished / "out", tmp_path / "out")
-    ]
-    assert ends[0] == ends[1] and len(ends[0]) == 4
-
-
 def test_the_end_of_the_process_saves(folder: Path) -> None:
     program = """
 import stagerun

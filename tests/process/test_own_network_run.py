@@ -1,14 +1,10 @@
-"""A network from a file in five stages, killed and resumed, with two workers and with one: the bits of one that nothing happened to."""
+"""A network from a file, killed and resumed, with two workers and with one: the bits of one that nothing happened to."""
 
-import random
 from pathlib import Path
 
-import processes
 import pytest
-import small
-import tiny
-
-from stagerun import store
+from nan_help import lives
+from test_run_trees import ids
 
 # Dropout, a BatchNorm with a forward pass of its own, and one weight that is used twice.
 MYNET = """
@@ -40,38 +36,16 @@ def build(num_classes, channels, width, dropout):
     return Net(channels, num_classes, width, dropout)
 """
 MODEL = 'model { name: "mynet.py:build" num_classes: 10 channels: 1 args { width: 16 dropout: 0.3 } }'
-ALL = ["init", "cyc1", "cyc2", "cyc3", "collapse"]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """data/, schedule/, and its output whole/, of one worker that nothing happened to."""
-    base = tmp_path_factory.mktemp("own")
-    tiny.make_data(base / "data")
-    schedule = tiny.make_schedule(base / "schedule", base / "data") / "schedule.prototxt"
-    lines = ["determinism: ELASTIC"]
-    lines += [MODEL if line.startswith("model {") else line for line in schedule.read_text().splitlines()]
-    schedule.write_text("\n".join(lines))
-    (base / "schedule" / "mynet.py").write_text(MYNET)
-    done = small.run(base / "schedule", base / "whole")
-    assert done.returncode == 0, done.stderr
-    return base
-
-
-def ends(out: Path) -> dict[str, str]:
-    """The ids of the last snapshots."""
-    found = {ref.stage: ref for ref in sorted(store.inventory(store.LocalDisk(), out).snapshots, key=lambda r: r.iter)}
-    return {stage: found[stage].id for stage in ALL}
 
 
 @pytest.mark.long
 def test_killed_and_resumed_with_other_workers_it_ends_in_the_same_bits(base: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    run = small.start(base / "schedule", out, nproc=2)
-    small.wait_for(out / "snapshots" / "init-00000006-a0001" / "MANIFEST.json", run)
-    processes.kill(run, "all", random.Random(1))
-    run.wait()
-    done = small.run(base / "schedule", out, nproc=1)
-    assert done.returncode == 0, done.stderr
-    assert "BIT-EXACT" in done.stdout
-    assert ends(out) == ends(base / "whole")
+    schedule = base / "schedule" / "schedule.prototxt"
+    lines = [MODEL if line.startswith("model {") else line for line in schedule.read_text().splitlines()]
+    schedule.write_text("\n".join(["determinism: ELASTIC", *lines]))
+    (base / "schedule" / "mynet.py").write_text(MYNET)
+    lives(base / "schedule", tmp_path / "whole")
+    lives(base / "schedule", tmp_path / "out", 2, kill_after=7)
+    lives(base / "schedule", tmp_path / "out")
+    whole, again = ids(tmp_path / "whole"), ids(tmp_path / "out")
+    assert [again[end] for end in ("cyc1@5", "early@3")] == [whole[end] for end in ("cyc1@5", "early@3")]

@@ -7,8 +7,8 @@ import small
 
 
 @pytest.mark.slow
-def test_reductions_lie_within_backward(tmp_path, data):
-    schedule = small.make_schedule(tmp_path, data, init='base_lr: 0.1 lr_policy: "fixed" max_iter: 14')
+def test_reductions_lie_within_backward(base, tmp_path):
+    schedule = small.make_schedule(tmp_path, base / "data", init='base_lr: 0.1 lr_policy: "fixed" max_iter: 14')
     trace = tmp_path / "trace.json"
     done = small.run(schedule, tmp_path / "out", "--profile", trace, nproc=2, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -1,13 +1,10 @@
-"""Averaged weights: the formula, that training doesn't notice them, and what of them is saved, resumed and evaluated."""
+"""Averaged weights: the formula, that training doesn't notice them, and what of them is saved and resumed."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-import small
 import torch
 from engine_help import CPU, SOLVER, ConvNet, assert_same, dataset, tensors, updates
 from facade import (
@@ -23,7 +20,6 @@ from facade import (
     restore,
     weights,
 )
-from test_run_trees import ALONE, command
 from torch import Tensor
 
 from stagerun.comm import SoloComm
@@ -102,39 +98,3 @@ def test_saved_in_mid_interval_and_resumed_it_is_the_same_to_the_bit(channels_la
     fresh.iter = 3
     updates(fresh.model, solver, BATCHES[3:], SoloComm(), state=fresh)
     assert_same(average(trained(solver)), average(fresh))
-
-
-# -- a whole run: LAMB, one stage after another, BatchNorm without layer-wise rates
-
-LAMB = 'type: "LAMB" delta: 1e-6 param { kind: NORM decay_mult: 0 adapt: false } base_lr: 0.01 lr_policy: "fixed"'
-FROZEN = 'param { name: "fc.bias" lr_mult: 0 }'
-EMA = "ema_decay: 0.7 ema_interval: 3"
-STAGES = {
-    "init": f"{FROZEN} {LAMB} max_iter: 6 test_interval: 4 {EMA}",
-    "cyc1": f"{LAMB} max_iter: 5 carry {{ momentum: KEEP }}",
-    "collapse": f'base_lr: 0.001 lr_policy: "fixed" max_iter: 3 {EMA}',
-    "early": f"{LAMB} max_iter: 3",
-}
-
-
-@pytest.fixture(scope="module")
-def printed(base: Path) -> tuple[Path, list[str]]:
-    """An output folder, and what the run said."""
-    small.make_schedule(base / "schedule", base / "data", **STAGES)
-    return base / "out", command("run", base / "schedule", "--out", base / "out", *ALONE).splitlines()
-
-
-def test_both_weights_are_evaluated_and_shown(printed: tuple[Path, list[str]]) -> None:
-    out, lines = printed
-    assert "  batch 16 = 4 x 4, LAMB, momentum 0.9, momentum2 0.999, EMA 0.7 every 3 iterations, fixed" in lines
-    for iter in (4, 6):
-        told = [line.split(" top-1")[0] for line in lines if line.startswith(f"init {iter}: ") and "top-1" in line]
-        assert told == [f"init {iter}: test", f"init {iter}: EMA test"]
-    table = lines[-6:]
-    assert table[0].split("  ")[-2].strip() == "EMA top-1"
-    assert [line.count(" %") for line in table] == [0, 3, 2, 3, 2, 0]
-    found = {
-        result["stage"]: result for result in (json.loads(path.read_text()) for path in out.glob("results/*.json"))
-    }
-    assert found["init"]["ema_test_loss"] != found["init"]["test_loss"]
-    assert found["collapse"]["ema_top5"] is not None and found["cyc1"]["ema_top1"] is None

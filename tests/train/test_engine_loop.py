@@ -155,20 +155,6 @@ def test_each_image_counts_once_whatever_the_workers_and_the_last_batch(workers,
     assert stopped == [None] * workers
 
 
-def test_an_evaluation_of_batches_of_different_shapes():
-    """The averaged sums are those of the images one by one."""
-    model, normalise = ConvNet().double(), Normalise(Transform(scale=0.01), 1, CPU, torch.float64, True)
-    wide = dataset(4, 8, seed=1)
-    wide.images = wide.images[:, :5]
-    together = list(enumerate([dataset(4, 6, seed=6), dataset(4, 9, seed=9), wide]))
-    alone = list(enumerate(cut(batch, i, i + 1) for _, batch in together for i in range(4)))
-    one, other = (
-        evaluate(model, batches, len(batches), normalise, Precision.FP64, SoloComm(), lambda: False)
-        for batches in (together, alone)
-    )
-    assert (one.images, one.top1) == (12, other.top1) and abs(one.loss - other.loss) < 1e-12
-
-
 def test_evaluation_leaves_the_state_as_it_is_and_training_goes_on_in_training_mode():
     state = make_state(ConvNet(0.5), SOLVER, CPU)
     go(stage_loop(max_iter=2), state)

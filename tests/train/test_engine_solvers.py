@@ -218,34 +218,6 @@ def test_every_type_of_the_language_has_a_row():
         assert sorted(history) == sorted(slots_of(solver.type, solver.momentum_form))
 
 
-@pytest.mark.parametrize(
-    "type, theirs",
-    [
-        ("SGD", lambda groups: torch.optim.SGD(groups, lr=1.0, momentum=0.9)),
-        ("Nesterov", lambda groups: torch.optim.SGD(groups, lr=1.0, momentum=0.9, nesterov=True)),
-        ("AdaGrad", lambda groups: torch.optim.Adagrad(groups, lr=1.0, eps=1e-8)),
-        ("RMSProp", lambda groups: torch.optim.RMSprop(groups, lr=1.0, alpha=0.99, eps=1e-8)),
-        ("AdaDelta", lambda groups: torch.optim.Adadelta(groups, lr=1.0, rho=0.9, eps=1e-2)),
-        ("AdamW", lambda groups: torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.999), eps=1e-8)),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "torch",
-)
-def test_where_torch_has_the_same_form_it_has_the_same_numbers(type, theirs):
-    live = {name: nn.Parameter(torch.from_numpy(w)) for name, w in start().items()}
-    optimiser = theirs(
-        [{"params": [live[p.name]], "weight_decay": 0.03 * p.decay_mult, "lr_mult": p.lr_mult} for p in PARAMETERS]
-    )
-    for i in range(ITERATIONS):
-        for group in optimiser.param_groups:
-            group["lr"] = moving(i) * group["lr_mult"]
-        for name, w in live.items():
-            w.grad = torch.from_numpy(gradient(name, i, w.detach().numpy()))
-        optimiser.step()
-    form = TORCH if type in ("SGD", "Nesterov") else CAFFE
-    found = engine(replace(settings(type), momentum_form=form), steady)
-    assert distance(found, {name: w.detach().numpy() for name, w in live.items()}) < 1e-12
-
-
 def test_a_gradient_in_another_layout_is_the_same_gradient():
     """torch's fused kernel walks through memory: it would pair other elements."""
     ends = []

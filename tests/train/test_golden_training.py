@@ -1,8 +1,4 @@
-"""Training runs of real Caffe in double precision, from its own files as they are: solver file, net and first weights are imported, and
-trained by `stagerun run`. Loss at every iteration, and final weights.
-
-The runs, their data and order are described in the tests' golden/caffe/README.md.
-"""
+"""Training runs of real Caffe in double precision, imported from its own files (golden/caffe/README.md): losses, and final weights."""
 
 import re
 import shutil
@@ -79,20 +75,3 @@ def test_same_loss_and_weights_as_caffe(name: str, data: Path, tmp_path: Path) -
     for tensor, value in expected(GOLDEN / name / "end.caffemodel").items():
         most = 1e-9 * max(np.abs(value).max(), 1e-3)
         np.testing.assert_allclose(weights[tensor], value, rtol=0, atol=most, err_msg=tensor)
-
-
-def test_a_folder_of_two_stages_trains_to_the_weights_of_real_caffe(data: Path, tmp_path: Path) -> None:
-    weights = GOLDEN / "init_lenet_iter_0.caffemodel"
-    readme = f"caffe train --solver=solver_A.prototxt --weights={weights.name}\n"
-    readme += "caffe train --solver=solver_B.prototxt --weights=lenet_m09_A/lenet_m09_A_iter_150.caffemodel\n"
-    solvers = {f"solver_{name}.prototxt": GOLDEN / f"lenet_m09_{name}" / "solver.prototxt" for name in "AB"}
-    schedule = imported(tmp_path / "caffe", data, "lenet.prototxt", readme, **solvers, **{weights.name: weights})
-    sets = [word for stage in "AB" for change in HERE for word in ("--set", f"{stage}.{change}")]
-    done = contract.stagerun(["run", schedule, *sets, "--out", "run", "--nproc", 1, "--threads", 1], tmp_path)
-    assert done.exit_code == 0, done.output
-    # Caffe's rates are float32, 6e-8 on each; what that comes to grows on the way, as ties of max pooling fall otherwise.
-    for name, most in (("A", 2e-5), ("B", 5e-4)):
-        (snapshot,) = (tmp_path / "run" / "snapshots").glob(f"{name}-*")
-        made = load_file(snapshot / "model.safetensors")
-        for tensor, value in expected(GOLDEN / f"lenet_m09_{name}" / "end.caffemodel").items():
-            np.testing.assert_allclose(made[tensor], value, rtol=0, atol=most, err_msg=f"{name} {tensor}")

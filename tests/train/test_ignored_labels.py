@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from caffe_layers import softmax_loss
-from click.testing import CliRunner
 from contract import stagerun
 from facade import (
     DataError,
@@ -21,9 +20,9 @@ from facade import (
     training_loader,
 )
 from ignoring import BATCH, CLASSES, IGNORE, IGNORED, IMAGES, LABELS, PASSES, RATE, SIDE, UPDATES, written
+from nan_help import lives
 from safetensors.numpy import load_file
 
-from stagerun.cli import main
 from stagerun.language import load
 
 Normalization = net.Normalization
@@ -62,23 +61,29 @@ def scores(folder: Path, weight: np.ndarray, bias: np.ndarray, normalization: No
     )
 
 
-@pytest.mark.parametrize("normalization", [Normalization.VALID, Normalization.FULL, Normalization.BATCH_SIZE])
-def test_what_is_ignored_counts_for_nothing_in_weights_and_scores(normalization: Normalization, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("normalization", "workers"),
+    [(Normalization.VALID, 1), (Normalization.VALID, 2), (Normalization.FULL, 1), (Normalization.BATCH_SIZE, 1)],
+)
+def test_what_is_ignored_counts_for_nothing_in_weights_and_scores(
+    normalization: Normalization, workers: int, tmp_path: Path
+) -> None:
     folder = written(tmp_path / "s", loss=f"{IGNORE} normalization: {normalization.value}")
-    done = CliRunner().invoke(main, ["run", str(folder), "--out", str(tmp_path / "out"), "--nproc", "1"])
-    assert done.exit_code == 0, done.output
+    lives(folder, tmp_path / "out", workers, "determinism=ELASTIC")
     (snapshot,) = (tmp_path / "out" / "snapshots").glob("main-*")
     found, (weight, bias) = load_file(snapshot / "model.safetensors"), trained(folder, normalization)
     np.testing.assert_allclose(found["ip.weight"], weight, rtol=0, atol=1e-13)
     np.testing.assert_allclose(found["ip.bias"], bias, rtol=0, atol=1e-13)
 
-    done = CliRunner().invoke(main, ["eval", str(snapshot), "--json", "--per-class"])
+    done = stagerun(["eval", snapshot, "--json", "--per-class"], tmp_path)
     assert done.exit_code == 0, done.output
     (row,) = json.loads(done.stdout)["evaluations"]
     top1, loss = scores(folder, weight, bias, normalization)
     assert (row["images"], row["top1"]) == (len(LABELS) - LABELS.count(IGNORED), top1)
     assert row["loss"] == pytest.approx(loss, abs=1e-12)
     assert sum(one["images"] for one in row["classes"]) == row["images"]
+    result = json.loads((tmp_path / "out" / "results" / f"{snapshot.name}.json").read_text())
+    assert result["top1"] == top1 and result["test_loss"] == pytest.approx(loss, abs=1e-12)
 
 
 @pytest.mark.parametrize(

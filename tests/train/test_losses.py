@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 from engine_help import SOLVER
 from facade import Mixed, Mixture, Precision, losses, recipe
@@ -82,23 +81,6 @@ def test_distill_is_hintons_sum_of_two_losses(case: tuple, temperature: float, w
     loss = Distilled(smoothing, Fixed(tensor(taught)), temperature, weight, Precision.FP64)
     found = loss(tensor(z), tensor(labels), mixed, IMAGES)
     np.testing.assert_allclose(found.item(), expected, rtol=1e-6, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        Softmax(0.1),
-        Binary(0.1, Normalization.BATCH_SIZE),
-        Binary(0.0, Normalization.FULL),
-        Distilled(0.1, Fixed(torch.linspace(-2, 3, 12, dtype=torch.float64).reshape(3, 4)), 3.0, 0.7, Precision.FP64),
-    ],
-)
-def test_gradients_are_those_of_finite_differences(loss: Softmax | Binary | Distilled) -> None:
-    partners = np.array([1, 2, 0])
-    mixed = Mixed(Mixture(0.3, partners), torch.from_numpy(partners))
-    z = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True)
-    labels = torch.tensor([3, 0, 1])
-    assert torch.autograd.gradcheck(lambda z: loss(z, labels, mixed, IMAGES), (z,))
 
 
 def test_a_teacher_gets_no_gradient_and_the_gradient_of_a_perfect_student_is_none() -> None:

@@ -130,17 +130,13 @@ def test_the_files_content_is_part_of_what_was_trained(base: Path, tmp_path: Pat
         go(folder, out)
 
 
-def test_early_stop_goes_by_the_mean_average_precision(base: Path, tmp_path: Path) -> None:
+def test_early_stop_goes_by_the_mean_average_precision_and_so_do_the_labels_of_what_was_trained(
+    base: Path, tmp_path: Path
+) -> None:
     stage = STAGE.replace("max_iter: 6", "max_iter: 30 early_stop { metric: MAP patience_iter: 3 min_delta: 100 }")
-    (finished,) = of(go(several(tmp_path / "s", base / "data", stage), tmp_path / "out"), StageFinished)
-    assert finished.iterations == 6
-
-
-def test_the_labels_that_decide_where_a_stage_ends_are_part_of_what_was_trained(base: Path, tmp_path: Path) -> None:
-    stage = STAGE.replace("max_iter: 6", "max_iter: 6 early_stop { metric: MAP patience_iter: 3 }")
     folder, out = several(tmp_path / "s", base / "data", stage), tmp_path / "out"
-    go(folder, out)
-    assert not of(go(folder, out), Iterated)
+    (finished,) = of(go(folder, out), StageFinished)
+    assert finished.iterations == 6 and not of(go(folder, out), Iterated)
     (folder / "val.txt").write_text((folder / "val.txt").read_text() + "spare 1\n")
     with pytest.raises(ResumeRefused, match=r"data\.val\.labels_digest sha256:"):
         go(folder, out)

@@ -3,14 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-import caffe_layers as caffe
 import numpy as np
 import pytest
 import stored_help
 import torch
 import torch.nn.functional as F
 from facade import Mixed, Mixture, Model, ParamKind, Solver, UsageError, kind_of, losses, make_state, net
-from net_texts import DATA, net_from, only
+from net_texts import DATA, net_from
 from safetensors.torch import load_file
 
 from stagerun.models import build
@@ -89,36 +88,7 @@ def test_images_of_another_size_are_refused_where_a_weight_counts_them():
         network_of(*NORMED)(torch.zeros(1, 3, 8, 8))
 
 
-# -- BatchNorm
-
-
-def test_batch_norm_and_scale_have_caffes_numbers():
-    read = made(*NORMED)
-    network = network_of(*NORMED).double()
-    w = {name: tensor.detach() for name, tensor in network.named_parameters()}
-    maps = caffe.convolution(only(read, "conv").settings, [images()], [w["conv.weight"], w["conv.bias"]])
-    normed, mean, variance = caffe.batch_norm(maps, only(read, "bn").settings.eps)
-    scaled = caffe.scale(net.Scale(), [normed], [w["scale.weight"], w["scale.bias"]])
-    wanted = scaled.relu().flatten(1) @ w["fc.weight"].T
-    torch.testing.assert_close(network(images()), wanted, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(network.bn.batch_mean, mean, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(network.bn.batch_var, variance, rtol=1e-12, atol=0)
-    assert kind_of(network, "scale.weight") is ParamKind.NORM
-
-
-def test_batch_norm_backward_is_caffes():
-    rng = np.random.default_rng(1)
-    text = NORM.replace('bottom: "x"', 'bottom: "data"'), layer("Flatten", "flat", "x", "fc"), loss()
-    network = network_of(*text, shape=(3, 2, 5), classes=30).double()
-    eps = only(made(*text, shape=(3, 2, 5)), "bn").settings.eps
-    ours, theirs = (torch.tensor(rng.standard_normal((4, 3, 2, 5)), requires_grad=True) for _ in "ab")
-    theirs.data.copy_(ours.data)
-    g = torch.tensor(rng.standard_normal((4, 30)))
-    answer, wanted = network(ours), caffe.batch_norm(theirs, eps)[0].flatten(1)
-    answer.backward(g)
-    wanted.backward(g)
-    torch.testing.assert_close(answer, wanted, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-12)
+# -- BatchNorm, whose numbers are real Caffe's in test_golden_training.py
 
 
 def test_one_number_per_channel_is_normalised_to_zero():
@@ -238,6 +208,7 @@ def test_what_no_loss_depends_on_has_no_gradient_and_what_is_of_the_test_alone_s
     trained = [p.name for p in state.solver.parameters]
     assert "deader.weight" in trained and "late.weight" not in trained
     assert state.statistics.layers == [network.bn]
+    assert kind_of(network, "scale.weight") is ParamKind.NORM
 
 
 # -- fillers

@@ -12,30 +12,15 @@ from facade import MOMENTUM, WEIGHTS, DataError, caffe_blobs, caffe_file, decode
 from stagerun.language import load
 
 GOLDEN = caffe_nets.GOLDEN / "lenet_m09_A_resume75"
-NET = """
-import torch.nn.functional as F
-from torch import nn
-
-class LeNet(nn.Module):
-    def __init__(self, num_classes, channels):
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(channels, 8, 5), nn.Conv2d(8, 16, 5)
-        self.ip1, self.ip2 = nn.Linear(256, 64), nn.Linear(64, num_classes)
-
-    def forward(self, x):
-        x = F.max_pool2d(self.conv1(x), 2)
-        x = F.max_pool2d(self.conv2(x), 2)
-        return self.ip2(F.relu(self.ip1(x.flatten(1))))
-"""
 SCHEDULE = """
 name: "resume75"
-model {{ {model} num_classes: 10 channels: 1 }}
+model {{ caffe_net: "lenet.prototxt" num_classes: 10 channels: 1 }}
 data {{ train {{ source: "fmnist_train_lmdb" images: 4800 }} shuffle: false }}
 solver {{
   batch_size: 64 device_batch_size: 64 base_lr: 0.05 lr_policy: "poly_cyc" power: 1 lr_iter: 360 max_iter: 150
   warmup_iter: 30 warmup_start_lr: 0.005 momentum: 0.9 weight_decay: 0.0005 precision: FP64 snapshot: 40
   param {{ kind: BIAS lr_mult: 2 decay_mult: 0 }}
-  transform_param {{ scale: 0.00390625 {crop} }}
+  transform_param {{ scale: 0.00390625 crop_size: 28 }}
 }}
 {stages}
 """
@@ -43,10 +28,9 @@ STATE = 'solverstate: "state/x.solverstate"'
 STAGE = f'stage {{ name: "a" solver_param {{ {STATE} }} }}'
 
 
-def folder_of(folder: Path, stages: str = STAGE, model: str = 'name: "lenet.py:LeNet"', crop: str = "") -> Path:
+def folder_of(folder: Path, stages: str = STAGE) -> Path:
     (folder / "state").mkdir(parents=True)
-    (folder / "schedule.prototxt").write_text(SCHEDULE.format(stages=stages, model=model, crop=crop))
-    (folder / "lenet.py").write_text(NET)
+    (folder / "schedule.prototxt").write_text(SCHEDULE.format(stages=stages))
     shutil.copy(caffe_nets.GOLDEN / "lenet.prototxt", folder)
     shutil.copy(GOLDEN / "start.solverstate", folder / "state" / "x.solverstate")
     # Under the name that the state has for it.
@@ -128,7 +112,7 @@ EARLY = {
 @pytest.mark.parametrize("written", EARLY)
 def test_what_check_finds_of_states_weights_and_freezing(written: str, tmp_path: Path) -> None:
     stage = f'stage {{ name: "a" solver_param {{ {written} }} }}'
-    folder = folder_of(tmp_path / "s", stage, 'caffe_net: "lenet.prototxt"', "crop_size: 28")
+    folder = folder_of(tmp_path / "s", stage)
     shutil.copy(folder / "state" / "x.solverstate", folder / "state" / "end.solverstate")
     change(folder / "state" / "end.solverstate", 1, 150)
     other = caffe_file.net_bytes("n", [(caffe_file.layer_bytes("z", "InnerProduct"), [np.ones((2, 2), np.float32)])])

@@ -108,17 +108,6 @@ class Server(BaseHTTPRequestHandler):
         pass
 
 
-def served(data: bytes) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Server, data, "c" * 40))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 @pytest.fixture(params=["whole", "changed"])
 def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
@@ -126,12 +115,16 @@ def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
     data = encode(HELD)
-    for where in served(data if request.param == "whole" else data[:-1] + b"!"):
+    sent = data if request.param == "whole" else data[:-1] + b"!"
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Server, sent, "c" * 40)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        where = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setenv("HF_ENDPOINT", where)
-        stem = f"resnet18-{hashlib.sha256(encode(HELD)).hexdigest()[:8]}"
+        stem = f"resnet18-{hashlib.sha256(data).hexdigest()[:8]}"
         known = {"resnet18": [(stem, f"{where}/{stem}.pth")]}
-        monkeypatch.setattr(fetch, "published", lambda name, known=known: known.get(name, []))
+        monkeypatch.setattr(fetch, "published", lambda name: known.get(name, []))
         yield request.param
+        server.shutdown()
 
 
 def schedule(folder: Path, *files: str) -> Path:
