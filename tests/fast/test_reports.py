@@ -5,9 +5,10 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import contract
 import log_help
@@ -36,15 +37,7 @@ PUSHES = ((0, 0), (1, 0), (2, 1), (0, 0), (1, 0), (2, 1))
 DENSE = 1_000_000
 
 
-@contextmanager
-def stages(**named: tuple[int, float]) -> Iterator[None]:
-    """In the place of those that `made_up_runs` has."""
-    before = dict(STAGES)
-    STAGES.clear()
-    STAGES.update(named)
-    yield
-    STAGES.clear()
-    STAGES.update(before)
+stages = partial(patch.dict, STAGES, clear=True)  # in the place of those that `made_up_runs` has
 
 
 def train(story: Story, stage: str, parent: str | None, before: int, top1: float) -> None:
@@ -328,9 +321,8 @@ def gradients(folder: Path) -> None:
     story = Story(folder / "stale").whole(0.6, 0.8, 0.9)
 
     def pushed(one: dict) -> dict:
-        return one if one["event"] != "Iterated" or one["stage"] != "init" else one | dict(
-            zip(("staleness", "replica"), PUSHES[one["iter"] - 1], strict=True)
-        )  # fmt: skip
+        of_init = one["event"] == "Iterated" and one["stage"] == "init"
+        return one | dict(zip(("staleness", "replica"), PUSHES[one["iter"] - 1], strict=True)) if of_init else one
 
     log_lines(story.out, pushed)
     story = Story(folder / "again").begin()  # killed, and resumed at 3: what a later life did again counts once
@@ -343,10 +335,9 @@ def gradients(folder: Path) -> None:
     def sent(one: dict) -> dict:
         if one["event"] == "StageStarted" and one["stage"] == "init":
             return one | {"dense_bytes": DENSE}
-        of_init = one.get("stage") == "init"
-        return (
-            one | {"sent_bytes": 10_000 * one["iter"] if of_init else 2 * DENSE} if one["event"] == "Iterated" else one
-        )
+        if one["event"] != "Iterated":
+            return one
+        return one | {"sent_bytes": 10_000 * one["iter"] if one["stage"] == "init" else 2 * DENSE}
 
     log_lines(story.out, sent)
     story = Story(folder / "chosen").begin()

@@ -4,9 +4,9 @@ life of a run of it. Every iteration is a snapshot, and one per stage is kept, s
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-import processes
 import tiny
 
 from stagerun import store
@@ -53,16 +53,11 @@ def complete(out: Path) -> dict[str, Place]:
 
 def events(out: Path) -> list[dict]:
     """What log.jsonl says; a line that a kill cut short is left out."""
-    try:
-        lines = (out / "log.jsonl").read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
     found = []
-    for line in lines:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
+    with suppress(FileNotFoundError):
+        for line in (out / "log.jsonl").read_text(errors="replace").splitlines():
+            with suppress(ValueError):
+                found.append(json.loads(line))
     return found
 
 
@@ -86,23 +81,15 @@ def expected_start(out: Path) -> tuple[str, int] | None:
     return (ORDER[stage], iter) if stage < len(ORDER) else None
 
 
-def lives(out: Path) -> int:
-    """How many have begun in log.jsonl."""
-    return sum(e["event"] == "RunStarted" for e in events(out))
-
-
-def first_start(out: Path) -> tuple[str, int] | None:
-    """Stage and iteration at which the last life in log.jsonl began to train."""
-    told = events(out)
-    begun = max((n for n, e in enumerate(told) if e["event"] == "RunStarted"), default=0)
-    for e in told[begun:]:
-        if e["event"] == "StageStarted":
-            return e["stage"], e["iter"]
-    return None
-
-
-def same_bits(out: Path, expected: dict[str, str]) -> bool:
-    return processes.ends(out) == expected
+def begun(out: Path) -> tuple[int, tuple[str, int] | None]:
+    """How many lives have begun in log.jsonl, and the stage and iteration at which the last began to train."""
+    lives, start = 0, None
+    for e in events(out):
+        if e["event"] == "RunStarted":
+            lives, start = lives + 1, None
+        elif e["event"] == "StageStarted":
+            start = start or (e["stage"], e["iter"])
+    return lives, start
 
 
 def bug(texts: Sequence[str], codes: Sequence[int]) -> str:

@@ -1,9 +1,4 @@
-"""Each trial is a run of five iterations with a snapshot after each, on 1, 2 or 4 workers, whose rank 0 is killed, or gets
-ENOSPC or EIO, at one call of the store, from it on, or for a while (`faults`); then the same command to the end. In every
-third trial the second life meets a fault, too. The workers join by themselves: stagerun's launcher is left to `kills`. Lost: a snapshot that was reported as written, and is neither there nor followed by a
-later one; or one that was set aside, since nothing damaged any. A wrong load: a life that doesn't go on from the newest
-complete snapshot (but for one that meets an I/O error), or other bits at the end than those of a run left alone.
-"""
+"""Faults at calls of the store. What is counted: RESULTS.md."""
 
 import os
 import random
@@ -25,7 +20,6 @@ KINDS = ("kill", "ENOSPC", "EIO", "ENOSPC+", "EIO+", "EIO-")  # at a call, from 
 MOST_CALLS = 60  # for which the disk is away
 WORKERS = {1: 0.6, 2: 0.25, 4: 0.15}  # and how often each
 DONE, PEER, STORAGE = 0, 69, 74
-
 
 PATIENCE_S, HUNG = 180, 1000  # until a life counts as hung, generously; what is then in the place of its exit code
 
@@ -103,7 +97,7 @@ class Runs:
 
 def faulty(runs: Runs, workers: int, fault: str) -> str:
     """A life with a fault: how it ended, in a word. Wrong if it did what it must not."""
-    start, before = brief.expected_start(runs.out), brief.lives(runs.out)
+    start, before = brief.expected_start(runs.out), brief.begun(runs.out)[0]
     life = runs.life(workers, fault)
     came = faults.CAME in life.texts[0]
     first, others = life.codes[0], life.codes[1:]
@@ -125,8 +119,8 @@ def faulty(runs: Runs, workers: int, fault: str) -> str:
     if gone := brief.lost(runs.out):
         raise Wrong(f"lost: {gone}")
     # A file that can't be read for now may lead to the one before: then the fault decides where it begins.
-    begun = brief.first_start(runs.out) if brief.lives(runs.out) > before else None
-    if begun is not None and begun != start and not (came and fault.startswith("EIO")):
+    lives, begun = brief.begun(runs.out)
+    if lives > before and begun not in (None, start) and not (came and fault.startswith("EIO")):
         raise Wrong(f"began at {begun}, the newest complete snapshot is {start}")
     return word
 
@@ -139,9 +133,10 @@ def healed(runs: Runs, workers: int) -> None:
         raise Wrong(f"the next life ended with {life.codes}: {' / '.join(text[-600:] for text in life.texts)}")
     if said := brief.bug(life.texts, life.codes):
         raise Wrong(said)
-    if start is not None and brief.first_start(runs.out) != start:
-        raise Wrong(f"the next life began at {brief.first_start(runs.out)}, the newest complete snapshot is {start}")
-    if not brief.same_bits(runs.out, runs.left_alone(workers)[0]):
+    begun = brief.begun(runs.out)[1]
+    if start not in (None, begun):
+        raise Wrong(f"the next life began at {begun}, the newest complete snapshot is {start}")
+    if processes.ends(runs.out) != runs.left_alone(workers)[0]:
         raise Wrong("other bits at the end than those of a run that was left alone")
 
 

@@ -1,7 +1,4 @@
-"""Flipped bits, cut files and zeroed pages in the newest snapshot of a real run: found each time, and the one before is used. A
-stage is left half trained with two snapshots. The newest is harmed, and then it goes as in `train.walk`, in one process: a plan
-is made, what it starts from is read, and where that was damaged it is set aside and the plan is made again.
-"""
+"""Flipped bits, cut files and zeroed pages in a snapshot. What is counted: RESULTS.md."""
 
 import hashlib
 import os

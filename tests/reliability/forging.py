@@ -82,31 +82,29 @@ def _entry(key: str, *values: object) -> Attack:
     """One of these as what the header says of a tensor."""
 
     def change(header: dict[str, Any], rng: random.Random) -> None:
-        _one(header, rng)[key] = rng.choice(values)
+        _some(header, rng)[0][key] = rng.choice(values)
 
     return _header(change)
 
 
-def _names(header: dict[str, Any]) -> list[str]:
-    return [name for name in header if name != "__metadata__"]
-
-
-def _one(header: dict[str, Any], rng: random.Random) -> dict[str, Any]:
-    return header[rng.choice(_names(header))]  # type: ignore[no-any-return]
+def _some(header: dict[str, Any], rng: random.Random, count: int = 1) -> list[dict[str, Any]]:
+    return [header[name] for name in rng.sample([name for name in header if name != "__metadata__"], count)]
 
 
 def overlap(header: dict[str, Any], rng: random.Random) -> None:
-    a, b = rng.sample(_names(header), 2)
-    header[a]["data_offsets"] = header[b]["data_offsets"]
+    a, b = _some(header, rng, 2)
+    a["data_offsets"] = b["data_offsets"]
 
 
 def gap(header: dict[str, Any], rng: random.Random) -> None:
-    start, end = _one(header, rng)["data_offsets"]
-    _one(header, rng)["data_offsets"] = rng.choice([[start, end + 8], [end, start], [2**63, 2**64], [-8, 0], "x"])
+    start, end = _some(header, rng)[0]["data_offsets"]
+    _some(header, rng)[0]["data_offsets"] = rng.choice([[start, end + 8], [end, start], [2**63, 2**64], [-8, 0], "x"])
 
 
 def names_of_paths(header: dict[str, Any], rng: random.Random) -> None:
-    header[rng.choice(["../../x", "/etc/passwd", "__class__", "a" * 10_000, "\x00", "x\x1b[2J"])] = _one(header, rng)
+    header[rng.choice(["../../x", "/etc/passwd", "__class__", "a" * 10_000, "\x00", "x\x1b[2J"])] = _some(header, rng)[
+        0
+    ]
 
 
 def huge_header(forged: Forged) -> None:
@@ -186,19 +184,14 @@ def paths(forged: Forged) -> None:
 # ---- the manifest, the state and the recipe
 
 
-def _said(where: str | None, new: tuple[str, ...], *values: object) -> Attack:
-    """One of these in place of one of the fields of the manifest, or of its object `where`, or in one of the `new` ones."""
+def _said(where: str | None, new: tuple[str, ...], *values: object, only: bool = False) -> Attack:
+    """One of these in place of one of the fields of the manifest, or of its object `where`, or in one of the `new` ones, or of these `only`."""
 
     def attack(forged: Forged) -> None:
         held = forged.body[where] if where else forged.body
-        held[forged.rng.choice([*held, *new])] = forged.rng.choice(values)
+        held[forged.rng.choice(new if only else [*held, *new])] = forged.rng.choice(values)
 
     return attack
-
-
-def strange_place(forged: Forged) -> None:
-    place = forged.rng.choice(["stage", "id_stage"])
-    forged.body[place] = forged.rng.choice(["../x", "", "a/b", "\ud800", "a\n", ".."])
 
 
 def _signed(*texts: bytes) -> Attack:
@@ -207,15 +200,6 @@ def _signed(*texts: bytes) -> Attack:
 
 def _file(name: str, *texts: bytes) -> Attack:
     return lambda forged: forged.write(name, forged.rng.choice(texts))
-
-
-def newer_format(forged: Forged) -> None:
-    forged.body["format"] = forged.rng.choice([2, 10**18])
-
-
-def strange_state(forged: Forged) -> None:
-    key = forged.rng.choice(["position", "train_seconds", "losses", "bad_records", "plateau", "newer"])
-    forged.state(**{key: forged.rng.choice(STATES)})
 
 
 def strange_recipe(forged: Forged) -> None:
@@ -276,7 +260,7 @@ ATTACKS: dict[str, Attack] = {
         None, ("serial", "skipped", "id_stage", "newer"),
         None, -1, 10**400, 1.5, True, "x", "x" * 10_000, [], {}, [[]], {"a": None}, 2**63, "\x1b[2J", "__import__('os')",
     ),
-    "another place in the manifest": strange_place,
+    "another place in the manifest": _said(None, ("stage", "id_stage"), "../x", "", "a/b", "\ud800", "a\n", "..", only=True),
     "strange values in the identity": _said(
         "identity", ("from_iter", "new.field"),
         "", "x", "-1", "9" * 5000, "1e999", "nan", "\x00", "[" * 5000, "٣", "\ud800", "\x1b[31mX\x07",
@@ -287,8 +271,10 @@ ATTACKS: dict[str, Attack] = {
         b'{"format": 1e999}', b"9" * 900_000, b'{"format": ' + b"9" * 4000 + b"}", b"\xff\xfe", b"", b'"' + b"\\ud800" * 1000 + b'"',
         b" " * 2_000_000,
     ),
-    "a newer format": newer_format,
-    "strange values in the state": strange_state,
+    "a newer format": _said(None, ("format",), 2, 10**18, only=True),
+    "strange values in the state": lambda forged: forged.state(
+        **{forged.rng.choice("position train_seconds losses bad_records plateau newer".split()): forged.rng.choice(STATES)}
+    ),
     "a state that is none": _file(
         "state.json", b"[" * 1_000_000, b"null", b"", b"[" + b"[]," * 3_000_000 + b"[]]", b"9" * 100_000, b"\xff"
     ),

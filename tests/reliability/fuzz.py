@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
+PATH = os.pathsep.join(map(str, (TESTS, TESTS / "help", TESTS.parent)))
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}
 # What a child may take beyond what it has when it starts, in bytes, and how long a try, in seconds.
 ROOM, SECONDS = 2 << 30, 20
 
@@ -37,11 +39,9 @@ def tried(module: str, seed: int, count: int) -> tuple[Counter[str], list[str]]:
     with the next number; what the failed one had counted is lost."""
     counts: Counter[str] = Counter()
     failures, at = [], 0
-    path = os.pathsep.join(map(str, (TESTS, TESTS / "help", TESTS.parent)))
     while at < count:
         command = [sys.executable, "-m", module, str(seed), str(at), str(count)]
-        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        done = subprocess.run(command, capture_output=True, text=True, env=env)
+        done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
         lines = done.stdout.splitlines()
         if done.returncode == 0:
             return counts + Counter(json.loads(lines[-1])), failures

@@ -22,12 +22,12 @@ from contract import stagerun
 from facade import Context, Keeper, StageRun, StagerunError, World, most_bytes, restored
 from reliability import forging
 from reliability.flips import Half
+from reliability.fuzz import ENVIRONMENT
 from reliability.trial import Scenario, Trial
 
 from stagerun.comm import SoloComm
 from stagerun.language import load as load_schedule
 
-TESTS = Path(__file__).parents[1]
 PER_TRIAL = 12
 NEVER = {
     "pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty",
@@ -160,25 +160,16 @@ def child(base: Path, rng: random.Random, count: int) -> None:
 
 def load(folder: Path, seed: int, count: int) -> dict[str, Any]:
     """What a process of its own found."""
-    # No second thread may write where the hook looks, and none of the environment of a run may reach the commands.
-    (folder / "tmp").mkdir(exist_ok=True)
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(map(str, (TESTS, TESTS / "help", TESTS.parent))),
-        "TMPDIR": str(folder / "tmp"),
-        # torch makes it where a network is compiled; and once it has looked for it, it names it in the environment of what it starts.
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "tmp" / "torchinductor"),
-    }
+    # None of the environment of a run may reach the commands, and no second thread may write where the hook looks. TORCHINDUCTOR: torch makes
+    # it where a network is compiled; and once it has looked for it, it names it in the environment of what it starts.
+    temporary = folder / "tmp"
+    temporary.mkdir(exist_ok=True)
+    environment = ENVIRONMENT | {"TMPDIR": f"{temporary}", "TORCHINDUCTOR_CACHE_DIR": f"{temporary}/torchinductor"}
     words = [sys.executable, "-m", "reliability.hostile", str(folder), str(seed), str(count)]
     done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=1200)
     if done.returncode != 0:
-        return {
-            "wrong": [f"ended with {done.returncode}: {done.stderr[-1500:]}"],
-            "events": [],
-            "tried": [],
-            "memory": 0,
-        }
+        wrong = [f"ended with {done.returncode}: {done.stderr[-1500:]}"]
+        return {"wrong": wrong, "events": [], "tried": [], "memory": 0}
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 

@@ -1,11 +1,4 @@
-"""Each trial carries a schedule of four stages and 17 iterations to its end, on 1 to 8 workers under stagerun's own launcher. Up to
-six of its lives are met by SIGKILL at a random moment: one rank, rank 0, all processes, or the launcher; with one worker, which has no
-launcher, that one, or all. Half of the moments are drawn from the start of Python on, the others after so many lines of the life's log, so
-that it trains. The next life is the same command; in a third of the schedules, with `determinism: ELASTIC`, each life has another number of
-workers. Lost: a schedule that doesn't come to its end. Different: other bits in the last snapshots of its stages than those of a run left
-alone, or a life that calls them EQUIVALENT. Left behind: a process that is there 1 s after the signals, or, where a rank was killed, after the
-launcher's end.
-"""
+"""SIGKILL at random moments of whole schedules. What is counted: RESULTS.md."""
 
 import os
 import random
@@ -34,36 +27,50 @@ GIVE_UP_S = 60  # a process that was killed and is there still
 PATIENCE_S = 1.0  # what the aim gives the processes that are left
 
 
-def prepared(folder: Path) -> Path:
-    """The schedule, with eight device batches per iteration."""
-    tiny.make_data(folder / "data")
-    schedule = small.make_schedule(folder / "schedule", folder / "data")
-    file = schedule / "schedule.prototxt"
-    file.write_text(file.read_text().replace("\n  batch_size: 16", "\n  batch_size: 32"))
-    return schedule
-
-
-class Kills:
+class Runs:
     """Runs of one schedule in one folder, and the ends, and the seconds, of those that were left alone."""
 
-    def __init__(self, rng: random.Random, folder: Path) -> None:
-        self.rng, self.out, self.schedule = rng, folder / "out", prepared(folder)
+    def __init__(self, schedule: Path, out: Path, *options: str) -> None:
+        self.schedule, self.out, self.options = schedule, out, options
         self.straight: dict[tuple[int, Sequence[str]], tuple[dict[str, str], float]] = {}
 
-    def start(self, workers: int, more: Sequence[str]) -> Run:
-        """With --retry, since several may be killed before they have got any further."""
-        return small.start(self.schedule, self.out, "--retry", *more, nproc=workers)
+    def start(self, workers: int, more: Sequence[str] = ()) -> Run:
+        return small.start(self.schedule, self.out, *self.options, *more, nproc=workers)
 
-    def left_alone(self, workers: int, more: Sequence[str]) -> tuple[dict[str, str], float]:
+    def begin(self) -> None:
+        shutil.rmtree(self.out, ignore_errors=True)
+
+    def through(self, workers: int, more: Sequence[str] = ()) -> tuple[int, str]:
+        """Exit code and what is said of a life that nothing meets."""
+        with ended(self.start(workers, more)) as run:
+            return run.wait()
+
+    def left_alone(self, workers: int, more: Sequence[str] = ()) -> tuple[dict[str, str], float]:
         if (workers, more) not in self.straight:
-            shutil.rmtree(self.out, ignore_errors=True)
+            self.begin()
             begun = time.monotonic()
-            with ended(self.start(workers, more)) as run:
-                code, text = run.wait()
+            code, text = self.through(workers, more)
             if code:
                 raise RuntimeError(f"the run that was left alone ended with {code}:\n{text}")
             self.straight[workers, more] = processes.ends(self.out), time.monotonic() - begun
+            self.begin()
         return self.straight[workers, more]
+
+    def log(self) -> list[str]:
+        """Its lines, of all lives; the last may be cut short."""
+        with suppress(FileNotFoundError):
+            return (self.out / "log.jsonl").read_text(errors="replace").splitlines()
+        return []
+
+
+class Kills(Runs):
+    def __init__(self, rng: random.Random, folder: Path) -> None:
+        """With eight device batches per iteration; and with --retry, since several may be killed before they have got any further."""
+        tiny.make_data(folder / "data")
+        super().__init__(small.make_schedule(folder / "schedule", folder / "data"), folder / "out", "--retry")
+        self.rng = rng
+        file = self.schedule / "schedule.prototxt"
+        file.write_text(file.read_text().replace("\n  batch_size: 16", "\n  batch_size: 32"))
 
     def trial(self, numbers: dict[int, float], elastic: bool) -> Trial:
         """A schedule from its beginning to its end."""
@@ -73,7 +80,7 @@ class Kills:
 
         workers, more = drawn(), ELASTIC if elastic else ()
         expected, length = self.left_alone(workers, more)
-        shutil.rmtree(self.out, ignore_errors=True)
+        self.begin()
         counts: Counter[str] = Counter({"schedules, ELASTIC" if elastic else f"schedules on {workers} workers": 1})
         slowest, told, wrong, code = 0.0, list[str](), "", -1
         for number in range(self.rng.randint(2, MOST_KILLS)):
@@ -104,8 +111,7 @@ class Kills:
             if (wrong := judged(code, text, what, killed, seconds <= PATIENCE_S)) or code == 0:
                 break
         if not wrong:
-            with ended(self.start(drawn() if elastic else workers, more)) as run:
-                code, text = run.wait()
+            code, text = self.through(drawn() if elastic else workers, more)
             wrong = (
                 f"lost: the last life ended with {code}: {text[-1500:]}" if code else judged(0, text, "", False, True)
             )
@@ -115,12 +121,6 @@ class Kills:
         faults = sum(counts[what] for what in {*WHAT, *ALONE})
         largest = {"seconds until the last was seen": slowest}
         return Trial(faults, counts, largest, wrong=f"{'; '.join(told)}: {wrong}" if wrong else "")
-
-    def log(self) -> list[str]:
-        """Its lines, of all lives; the last may be cut short."""
-        with suppress(FileNotFoundError):
-            return (self.out / "log.jsonl").read_text(errors="replace").splitlines()
-        return []
 
 
 def judged(code: int, text: str, what: str, killed: bool, gone: bool) -> str:

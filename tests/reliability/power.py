@@ -1,11 +1,4 @@
-"""Power cuts on a disk in memory that remembers what was synced. A trial draws a sequence of what a run does (taking the folder, commits,
-retention, pins, results, signs of life, clearing away, setting aside), cuts the power at a call of it, and looks at 25 disks that may be found
-then: of each folder's changes since it was synced only the first k are there, k drawn for each folder, so that they are reordered between
-folders and files, never within a folder; each file that was not synced is there, cut short, empty, or zeros, drawn for each. From one of them
-the next sequence goes on. Injected: the disks looked at whose files no other one since the start of the scenario had. Lost: the newest
-snapshot whose commit had returned is not there and no newer one is, or a pin that had been set is not there, or the snapshot that it is for,
-or a result that had been written, or a snapshot that is there can't be read, or the next run can't take the folder or commit.
-"""
+"""Modelled power cuts. What is counted: RESULTS.md."""
 
 import hashlib
 import random

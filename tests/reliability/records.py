@@ -1,10 +1,4 @@
-"""Each trial puts 500 damaged records through the loader's decoding: each must give an image, or a DataError that names its key.
-Anything else is a failure: another exception, a process that dies, more than 2 GB of memory or 20 s for a record.
-
-Records of all kinds that the loader reads are made, and mutated: bytes changed, cut out, doubled, pieces of another record put
-in their place, sizes and restart intervals of a JPEG overwritten, the fields of the Datum damaged. Each goes through every way of
-decoding that this machine has.
-"""
+"""Damaged records through the loader's decoding. What is counted: RESULTS.md."""
 
 import io
 import random

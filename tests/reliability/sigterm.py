@@ -1,10 +1,4 @@
-"""SIGTERM, SIGUSR1 or SIGINT at a random moment of a run: from its first instruction on, while it imports, joins, copies its images to
-scratch, trains, saves and evaluates; to the launcher, to its process group, to every process, or to one worker alone. A run of 1 to 3
-workers goes on where the one before was stopped, by the same command, until a schedule is done; its bits are then compared with those of an
-uninterrupted run. Strict: exit 75, or 0 where at most two iterations were left when the signal was sent; every iteration that the
-log tells of is in a snapshot (there is none yet where nothing was begun); within the grace period, which is 120 s; no process
-left; a log that can be read and says Stopped; and what `status` says of it. Injected: the signals after which it ended with 75.
-"""
+"""Signals at random moments of a run. What is counted: RESULTS.md."""
 
 import contextlib
 import json
@@ -16,15 +10,14 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import processes
 import small
 import tiny
 from contract import stagerun
-from reliability.kills import ended, wait_until
+from reliability.kills import Runs, ended, wait_until
 from reliability.trial import Scenario, Trial
 
 from stagerun import store
@@ -44,48 +37,20 @@ LAST, LAST_ITERS = "early", 3  # the stage of `small` that is trained last
 TARGETS = ("launcher", "launcher", "group", "all", "one")
 
 
-@dataclass
-class Schedule:
+class Schedule(Runs):
     """One schedule under attack, with `nproc` workers."""
 
-    folder: Path
-    nproc: int
-    ends: dict[str, str] = field(default_factory=dict)  # of the run that was left alone
-    length: float = 0.0  # seconds that it took
-    stops: int = 0
-
-    def __post_init__(self) -> None:
-        self.out, self.scratch = self.folder / f"out{self.nproc}", self.folder / f"scratch{self.nproc}"
-
-    def start(self) -> processes.Run:
-        words = (f'data.scratch="{self.scratch}"', "data.scratch_reserve=0", "data.cache=DISK")
-        options = [word for setting in words for word in ("--set", setting)]
-        return small.start(self.folder / "schedule", self.out, "--grace", f"{GRACE}s", *options, nproc=self.nproc)
+    def __init__(self, folder: Path, nproc: int) -> None:
+        self.nproc, self.stops, self.scratch = nproc, 0, folder / f"scratch{nproc}"
+        settings = (f'data.scratch="{self.scratch}"', "data.scratch_reserve=0", "data.cache=DISK")
+        options = [word for setting in settings for word in ("--set", setting)]
+        super().__init__(folder / "schedule", folder / f"out{nproc}", "--grace", f"{GRACE}s", *options)
 
     def begin(self) -> None:
-        for folder in (self.out, self.scratch):
-            shutil.rmtree(folder, ignore_errors=True)
+        super().begin()
+        shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir()
         self.stops = 0
-
-    def through(self) -> str:
-        """Runs it to its end; what is wrong with that, '' if nothing."""
-        with ended(self.start()) as run:
-            code, text = run.wait()
-        return f"the command, left alone, ended with {code}:\n{text}" if code else ""
-
-    def alone(self) -> None:
-        self.begin()
-        begun = time.monotonic()
-        wrong = self.through()
-        assert not wrong, wrong
-        self.length, self.ends = time.monotonic() - begun, processes.ends(self.out)
-        self.begin()
-
-    def log(self) -> list[str]:
-        with contextlib.suppress(OSError):
-            return (self.out / "log.jsonl").read_text().splitlines(keepends=True)
-        return []
 
 
 def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
@@ -97,7 +62,7 @@ def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
         nproc = rng.choice((1, 1, 2, 2, 3))
         if nproc not in schedules:
             schedules[nproc] = Schedule(folder, nproc)
-            schedules[nproc].alone()
+            schedules[nproc].left_alone(nproc)
         done = trial(schedules[nproc], rng)
         totals.update(done.counts)
         met, both = totals[MET], totals[MET] + totals[SAVED]
@@ -112,7 +77,7 @@ def trial(schedule: Schedule, rng: random.Random) -> Trial:
     when, moment = _moment(schedule, rng)
     one = rng.random()
     words = f"{schedule.nproc} workers, stop {schedule.stops + 1}: {number.name} to {target} {when}"
-    with ended(schedule.start()) as run:
+    with ended(schedule.start(schedule.nproc)) as run:
         moment(run)
         left_to_train, alive = iterations_left(schedule.out), run.process.poll() is None
         _send(run, number, target, one)
@@ -128,15 +93,17 @@ def trial(schedule: Schedule, rng: random.Random) -> Trial:
     how = SAVED if code == STOPPED else "other" if code else MET if alive else "had ended before the signal"
     counts = {how: 1, f"to {target}": 1}
     schedule.stops += 1
+    told = f"{words}: exit {code} after {seconds:.1f} s"
     if not wrong and (code == DONE or schedule.stops >= STOPS):
         counts["schedules compared"] = 1
-        wrong = schedule.through() if code else ""
-        if not wrong and processes.ends(schedule.out) != schedule.ends:
+        code, text = schedule.through(schedule.nproc) if code else (0, "")
+        wrong = f"the command, left alone, ended with {code}:\n{text}" if code else ""
+        if not wrong and processes.ends(schedule.out) != schedule.left_alone(schedule.nproc)[0]:
             wrong = "other bits than those of the run that was left alone"
         schedule.begin()
     if wrong:
         schedule.begin()
-        wrong = f"{words}: exit {code} after {seconds:.1f} s: {wrong}"
+        wrong = f"{told}: {wrong}"
     return Trial(int(alive and how == SAVED), counts, {"seconds from the signal to the end": seconds}, wrong)
 
 
@@ -161,7 +128,7 @@ def _moment(schedule: Schedule, rng: random.Random) -> tuple[str, Callable[[proc
     which evaluations and snapshots are met however fast the machine is."""
     kind = rng.randrange(3)
     lines = rng.randrange(1, 20) if kind == 2 else 0
-    seconds = rng.uniform(0.0, (1.0, 0.8 * schedule.length, 0.1)[kind])
+    seconds = rng.uniform(0.0, (1.0, 0.8 * schedule.left_alone(schedule.nproc)[1], 0.1)[kind])
 
     def wait(run: processes.Run) -> None:
         before = len(schedule.log())
@@ -183,22 +150,13 @@ def answers(pid: int) -> bool:
 
 
 def _send(run: processes.Run, number: signal.Signals, target: str, one: float) -> None:
-    workers = [pid for pid in run.pids() if pid != run.process.pid and _is_worker(pid)]
+    workers = [pid for _, pid in sorted(run.ranks().items())]
     pids = run.pids() if target == "all" else [run.process.pid]
     if target == "one" and workers:
         pids = [workers[int(one * len(workers))]]
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             (os.killpg if target == "group" else os.kill)(pid, number)
-
-
-def _is_worker(pid: int) -> bool:
-    """Not one that watches a worker, or is about to become a worker."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return b"stagerun" in words and b"run" in words
 
 
 # -- the verdict
@@ -233,11 +191,6 @@ def _log_says(schedule: Schedule, code: int) -> str:
     last = "RunFinished" if code == DONE else "Stopped"
     if told[-1]["event"] != last:
         return f"exit {code}, and the log ends with {lines[-1]}"
-    return _not_saved(schedule, told)
-
-
-def _not_saved(schedule: Schedule, told: list[dict[str, Any]]) -> str:
-    """What was trained last and is in no snapshot; '' if there is nothing."""
     trained = next(((e["stage"], e["iter"]) for e in reversed(told) if e["event"] == "Iterated"), None)
     saved = [(ref.stage, ref.iter) for ref in store.inventory(store.LocalDisk(), schedule.out).snapshots]
     if trained is None or any(stage == trained[0] and iter >= trained[1] for stage, iter in saved):
@@ -246,7 +199,7 @@ def _not_saved(schedule: Schedule, told: list[dict[str, Any]]) -> str:
 
 
 def _status_says(schedule: Schedule) -> str:
-    said = stagerun(["status", schedule.folder / "schedule", "--out", schedule.out, "--json"], schedule.folder).output
+    said = stagerun(["status", schedule.schedule, "--out", schedule.out, "--json"], schedule.out.parent).output
     state = json.loads(said)["state"] if said.startswith("{") else said
     return "" if state in ("stopped", "finished", "nothing") else f"`status` says {state}"
 
