@@ -20,7 +20,7 @@ def protobufs(blob: caffe_pb2.BlobProto) -> np.ndarray:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_what_caffe_wrote_is_read_and_written_again_as_it_is(path: Path) -> None:
+def test_what_caffe_wrote_is_read_and_written_again_as_it_is(path):
     data = path.read_bytes()
     net, theirs = caffe_file.read_net(data), caffe_pb2.NetParameter.FromString(data)
     assert [(one.name, one.type) for one in net.layers] == [(one.name, one.type) for one in theirs.layer]
@@ -35,7 +35,7 @@ def test_what_caffe_wrote_is_read_and_written_again_as_it_is(path: Path) -> None
     assert list(caffe_blobs.learnable(caffe_file.read_net(again))) == list(caffe_blobs.learnable(net))
 
 
-def test_a_solverstate_is_read_and_written_again() -> None:
+def test_a_solverstate_is_read_and_written_again():
     data = (GOLDEN / "lenet_m09_A_resume75" / "start.solverstate").read_bytes()
     state = caffe_file.read_state(data)
     assert (state.iter, state.learned_net, state.current_step) == (75, "lenet_m09_A_iter_75.caffemodel", 0)
@@ -43,12 +43,12 @@ def test_a_solverstate_is_read_and_written_again() -> None:
     assert caffe_pb2.SolverState.FromString(again).history == caffe_pb2.SolverState.FromString(data).history
 
 
-def test_a_path_need_not_be_utf8() -> None:
+def test_a_path_need_not_be_utf8():
     name = b"\xff.caffemodel"
     assert name in caffe_file.state_bytes(1, name.decode(errors="surrogateescape"), [])
 
 
-def test_statistics_are_divided_and_counted_as_caffe_does() -> None:
+def test_statistics_are_divided_and_counted_as_caffe_does():
     net = caffe_file.read_net((GOLDEN / "bnnet_m09_A" / "end.caffemodel").read_bytes())
     found, blobs = caffe_blobs.tensors(net), {layer.name: layer.blobs for layer in net.layers}
     mean, _, factor = blobs["bn_conv1"]
@@ -62,7 +62,7 @@ def named(net: caffe_pb2.NetParameter) -> dict[str, tuple[int, ...]]:
     return caffe_blobs.shapes(caffe_file.read_net(net.SerializeToString()))
 
 
-def test_names_by_kind_of_layer() -> None:
+def test_names_by_kind_of_layer():
     def blob(*shape: int) -> caffe_pb2.BlobProto:
         return caffe_pb2.BlobProto.FromString(caffe_file.blob_bytes(np.ones(shape, np.float32)))
 
@@ -79,7 +79,7 @@ def test_names_by_kind_of_layer() -> None:
         named(net)
 
 
-def test_old_shapes_and_old_layers() -> None:
+def test_old_shapes_and_old_layers():
     """V1 layers, and num, channels, height, width in place of a shape: as the published AlexNets and VGGs have them."""
 
     def blob(n: int, c: int, h: int, w: int) -> bytes:
@@ -96,7 +96,7 @@ def test_old_shapes_and_old_layers() -> None:
     }  # fmt: skip
 
 
-def test_numbers_that_are_not_packed() -> None:
+def test_numbers_that_are_not_packed():
     floats = b"".join(b"\x2d" + np.float32(i).tobytes() for i in range(40))
     doubles = b"".join(b"\x41" + np.float64(i).tobytes() for i in range(40))
     for data, kind in ((floats, np.float32), (doubles, np.float64)):
@@ -104,7 +104,7 @@ def test_numbers_that_are_not_packed() -> None:
         np.testing.assert_array_equal(layer.blobs[0].data, np.arange(40, dtype=kind))
 
 
-def test_a_blob_without_axes() -> None:
+def test_a_blob_without_axes():
     """Caffe writes the one slope of a PReLU with `channel_shared` so."""
     net = caffe_pb2.NetParameter()
     net.layer.add(name="r", type="PReLU", blobs=[caffe_pb2.BlobProto(data=[0.25])])
@@ -112,14 +112,14 @@ def test_a_blob_without_axes() -> None:
     assert caffe_blobs.shapes(read) == {"r.weight": ()} and caffe_blobs.tensors(read)["r.weight"] == 0.25
 
 
-def test_a_net_with_a_brace_where_safetensors_has_one() -> None:
+def test_a_net_with_a_brace_where_safetensors_has_one():
     data = caffe_file.net_bytes("Test", [(caffe_file.layer_bytes("d" * 115, "Data"), [])])
     assert data[6] == 0xA2 and data[8] == ord("{")  # the length of the first layer
     assert caffe_blobs.is_caffes(data[:9], "x.caffemodel")
     assert not caffe_blobs.is_caffes((200).to_bytes(8, "little") + b"{", "x.caffemodel")
 
 
-def test_a_shared_blob_is_once_in_a_history_and_among_tensors() -> None:
+def test_a_shared_blob_is_once_in_a_history_and_among_tensors():
     one = caffe_file.blob_bytes(np.ones(2, np.float32))
     net = caffe_pb2.NetParameter()
     for name in ("a", "b"):
@@ -134,7 +134,7 @@ def test_a_shared_blob_is_once_in_a_history_and_among_tensors() -> None:
 # -- files that lie: test_caffe_hostile.py has more
 
 
-def test_a_state_of_very_many_fields_is_not_read_to_its_end() -> None:
+def test_a_state_of_very_many_fields_is_not_read_to_its_end():
     for one in (b"\xa2\x06\x00", b"\x1a\x00"):  # unknown ones took half a minute
         with pytest.raises(ValueError, match="more than 100000 fields"):
             caffe_file.read_state(one * 10_000_000)
@@ -144,7 +144,7 @@ SMALL = FILES[-1].read_bytes()
 
 
 @given(st.binary(max_size=300), st.integers(0, len(SMALL)), st.integers(0, 30))
-def test_random_bytes_are_one_error(noise: bytes, at: int, cut: int) -> None:
+def test_random_bytes_are_one_error(noise, at, cut):
     for data in (noise, SMALL[:at], SMALL[:at] + noise + SMALL[at + cut :]):
         with suppress(ValueError):
             net = caffe_file.read_net(data)

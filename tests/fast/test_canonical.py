@@ -29,11 +29,11 @@ def stored(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_stored_form_stays(name: str) -> None:
+def test_the_stored_form_stays(name):
     assert stored(name) == (FOLDER / f"{name}.prototxt").read_text(), "run scripts/golden and read the difference"
 
 
-def test_every_file_has_its_folder() -> None:
+def test_every_file_has_its_folder():
     assert sorted(path.stem for path in FOLDER.iterdir()) == NAMES
 
 

@@ -1,7 +1,5 @@
 """Commands that train nothing, from outside: tests/cases/*.txt (`contract` says how they are written)."""
 
-from pathlib import Path
-
 import contract
 import pytest
 
@@ -9,7 +7,7 @@ CASES = sorted(contract.CASES.glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_case(path: Path, tmp_path: Path) -> None:
+def test_case(path, tmp_path):
     contract.check(path, tmp_path)
 
 

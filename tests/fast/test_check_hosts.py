@@ -58,25 +58,25 @@ def images(path: str, **changes: object) -> tuple[Images, ...]:
 # -- facts
 
 
-def test_hosts_that_are_alike_have_nothing_to_tell() -> None:
+def test_hosts_that_are_alike_have_nothing_to_tell():
     """The golden page of them says so; and memory may differ a little."""
     assert differences(but("node2", machine={**HOST.machine, "memory": "767 GB"})) == [] and worst([]) == 0
 
 
-def test_a_copy_with_a_side_file_of_its_own_is_told_from_other_images() -> None:
+def test_a_copy_with_a_side_file_of_its_own_is_told_from_other_images():
     """Where a host has no side file the files themselves are compared: alike in all bytes, or not known to be the same."""
     assert differences(but("node2", reads=replace(READS, images=images("/x", fingerprint="")))) == []
     (found,) = differences(but("node2", reads=replace(READS, images=images("/x", fingerprint="", ends="2" * 32))))
     assert found.code == 65 and "stagerun data index" in found.hint
 
 
-def test_a_mistake_in_the_files_comes_before_what_follows_from_it() -> None:
+def test_a_mistake_in_the_files_comes_before_what_follows_from_it():
     found = troubles(but("node2", troubles=(GONE, Trouble(code=64, text="a mistake"))))
     assert worst(found) == 64
 
 
 @given(st.dictionaries(st.integers(1, 9).map("node{}".format), st.sampled_from("xyz"), min_size=2))
-def test_each_host_that_is_not_like_most_is_in_one_finding(values: dict[str, str]) -> None:
+def test_each_host_that_is_not_like_most_is_in_one_finding(values):
     found = odd_ones(values, "what")
     kinds = sorted((list(values.values()).count(kind) for kind in set(values.values())), reverse=True)
     blamed = [host for finding in found for host in finding.hosts]
@@ -92,7 +92,7 @@ def test_each_host_that_is_not_like_most_is_in_one_finding(values: dict[str, str
 # -- this machine
 
 
-def test_what_kernels_are_chosen_by_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_kernels_are_chosen_by_is_named(monkeypatch):
     """oneDNN and MKL look at the processor, and at their own variables."""
     for name in [n for n in os.environ if n.startswith(("MKL_", "ONEDNN_", "DNNL_", "OMP_"))]:
         monkeypatch.delenv(name)
@@ -107,7 +107,7 @@ def test_what_kernels_are_chosen_by_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert arithmetic()["math settings"] == "MKL_CBWR='AVX2,STRICT' ONEDNN_DEFAULT_FPMATH_MODE='BF16'"
 
 
-def test_facts_of_a_host_that_is_as_it_should_be(base: Path) -> None:
+def test_facts_of_a_host_that_is_as_it_should_be(base):
     found = host_facts(str(base / "schedule"), ["seed=3"], str(base / "out"), writes=True)
     plain = host_facts(str(base / "schedule")).reads
     assert found.troubles == () and found.reads is not None and plain is not None
@@ -120,7 +120,7 @@ def settings(folder: Path, *overrides: str) -> str:
     return settings_digest(load(str(folder), overrides))
 
 
-def test_what_a_host_may_have_otherwise_is_no_other_schedule(base: Path, tmp_path: Path) -> None:
+def test_what_a_host_may_have_otherwise_is_no_other_schedule(base, tmp_path):
     here = base / "schedule"
     plain, copied = settings(here), settings(here, f"data.scratch={tmp_path}")
     assert settings(here, "data.loader_threads=3", "data.cache=DISK") == plain != settings(here, "data.shuffle=false")
@@ -141,7 +141,7 @@ def test_what_a_host_may_have_otherwise_is_no_other_schedule(base: Path, tmp_pat
     assert settings(there) == settings(elsewhere) != settings(here)
 
 
-def test_another_mean_file_is_another_schedule(base: Path, tmp_path: Path) -> None:
+def test_another_mean_file_is_another_schedule(base, tmp_path):
     facts, channels = {}, load(base / "schedule").model.channels
     for host, mean in (("node1", 1), ("node2", 1), ("node3", 2)):
         folder = shutil.copytree(base / "schedule", tmp_path / host)
@@ -166,9 +166,7 @@ def test_another_mean_file_is_another_schedule(base: Path, tmp_path: Path) -> No
         ([], "{0}/file/out", 74, "is a file"),
     ],
 )
-def test_what_is_wrong_on_a_host(
-    base: Path, tmp_path: Path, options: list[str], out: str | None, code: int, text: str
-) -> None:
+def test_what_is_wrong_on_a_host(base, tmp_path, options, out, code, text):
     (tmp_path / "file").write_text("")
     options, out = [option.format(tmp_path) for option in options], out and out.format(tmp_path)
     (found,) = host_facts(str(base / "schedule"), options, out, writes=True).troubles
@@ -176,7 +174,7 @@ def test_what_is_wrong_on_a_host(
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_room_is_looked_at_without_leaving_anything(base: Path, tmp_path: Path) -> None:
+def test_room_is_looked_at_without_leaving_anything(base, tmp_path):
     home = tmp_path / f"stagerun-{os.getuid()}"
     home.mkdir(mode=0o700)
     schedule = load(str(base / "schedule"), [f"data.scratch={tmp_path}"])
@@ -216,9 +214,7 @@ LINK = "slow link: sends 9.6 Mbit/s at best (median of the hosts 960 Mbit/s): 10
         ([1.0] * 4, {"receives3": 1.2e6}, ["node3: slow link: receives 9.6 Mbit/s"]),
     ],
 )
-def test_a_slow_host_or_port_is_named_with_its_factor(
-    seconds: list[float], rates: dict[str, float], said: list[str]
-) -> None:
+def test_a_slow_host_or_port_is_named_with_its_factor(seconds, rates, said):
     found = list(slow_ones(measured(seconds, **rates).hosts))
     assert [f.code for f in found] == [69] * len(said)
     assert all(f.text.startswith(s) for f, s in zip(found, said, strict=True))
@@ -252,7 +248,7 @@ def shown(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_page(name: str) -> None:
+def test_page(name):
     """A page, and the exit code."""
     assert shown(name) == (GOLDEN / name).read_text(), "run this file as a program and read the difference"
 

@@ -36,13 +36,13 @@ def printed(arguments: list[str]) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_output(name: str) -> None:
+def test_output(name):
     expected = GOLDEN / name
     assert expected.exists(), f"{name} is missing: run scripts/golden and read it"
     assert printed(CASES[name]) == expected.read_text(), "run scripts/golden and read the difference"
 
 
-def test_every_expected_text_has_its_case() -> None:
+def test_every_expected_text_has_its_case():
     found = {str(p.relative_to(GOLDEN)) for folder in ("plan", "cli") for p in (GOLDEN / folder).iterdir()}
     assert found == set(CASES)
 

@@ -2,8 +2,6 @@
 
 import importlib.metadata
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +11,7 @@ from stagerun.system import code as system
 
 
 @pytest.fixture
-def fresh() -> Iterator[None]:
+def fresh():
     before, finders = set(sys.modules), list(sys.meta_path)
     yield
     for name in set(sys.modules) - before:
@@ -22,14 +20,14 @@ def fresh() -> Iterator[None]:
     system.function_of(code.Code("", "os.path", "join"), code.Sources())
 
 
-def test_a_package_has_its_version_without_an_import() -> None:
+def test_a_package_has_its_version_without_an_import():
     assert language.version("PIL") == importlib.metadata.version("pillow")
     assert language.version("click") == importlib.metadata.version("click")
     assert language.version("json") == "unknown"
     assert language.version("no_such_package") == language.ABSENT
 
 
-def test_what_runs_is_the_text_that_was_checked(fresh: None, tmp_path: Path) -> None:
+def test_what_runs_is_the_text_that_was_checked(fresh, tmp_path):
     (tmp_path / "blocks.py").write_text("width = 2\n")
     mynet = "from blocks import width\nfrom pathlib import Path\nhere = Path(__file__)\ndef build(more=0):\n    import blocks\n    return width + more, here\n"
     for width in (3, 4):  # the second as after an edit

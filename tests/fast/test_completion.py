@@ -22,7 +22,7 @@ def completed(words: str, incomplete: str = "") -> dict[str, str]:
     return {value: kind for kind, _, value in pairs}
 
 
-def test_commands_are_completed_without_importing_them() -> None:
+def test_commands_are_completed_without_importing_them():
     before = set(sys.modules)
     assert list(completed("")) == [usage.split()[0] for usage, _, _ in COMMANDS], "and not what is hidden"
     assert completed("", "re") == {"rehearse": "plain", "retry": "plain", "report": "plain"}
@@ -51,9 +51,7 @@ def test_commands_are_completed_without_importing_them() -> None:
         ("plan --only", "c", []),
     ],
 )
-def test_options_and_their_values(
-    words: str, incomplete: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_and_their_values(words, incomplete, expected, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2])
     assert sorted(set(completed(words, incomplete))) == sorted(expected)
 
@@ -63,16 +61,16 @@ FILES = "run solvers/x --profile", "predict snapshot", "data import", "data show
 
 
 @pytest.mark.parametrize("words", FOLDERS + FILES)
-def test_folders_and_files_are_left_to_the_shell(words: str) -> None:
+def test_folders_and_files_are_left_to_the_shell(words):
     assert completed(words, "so") == {"so": "dir" if words in FOLDERS else "file"}
 
 
-def test_a_mistake_before_the_cursor_is_not_reported() -> None:
+def test_a_mistake_before_the_cursor_is_not_reported():
     assert set(completed("rum")) == {usage.split()[0] for usage, _, _ in COMMANDS}
     assert "--out" in completed("run solvers/x --grace never", "--o")
 
 
-def test_every_command_can_be_completed() -> None:
+def test_every_command_can_be_completed():
     paths = [usage.split()[0] for usage, _, _ in COMMANDS]
     paths += [f"{group} {usage.split()[0]}" for group, (_, rows) in GROUPS.items() for usage, _, _ in rows]
     assert all("--help" in completed(path, "--he") for path in paths)
@@ -88,7 +86,7 @@ def test_every_command_can_be_completed() -> None:
         ("fish", "complete --no-files --command stagerun"),
     ],
 )
-def test_the_script_for_a_shell(shell: str, line: str) -> None:
+def test_the_script_for_a_shell(shell, line):
     done = CliRunner().invoke(main, ["completion", shell], prog_name="stagerun")
     assert done.exit_code == 0 and line in done.stdout
     assert f"_STAGERUN_COMPLETE={shell}_complete" in done.stdout, "it asks what the tests above ask"

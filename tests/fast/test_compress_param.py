@@ -43,7 +43,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("method", [method.value for method in Method])
-def test_what_is_not_written_follows_from_the_method(method: str) -> None:
+def test_what_is_not_written_follows_from_the_method(method):
     found = compression(f"method: {method}")
     assert {n: v for n in ("ratio", "threshold", "qstates", "rank") if (v := getattr(found, n)) is not None} == (
         SETTINGS.get(method, {})
@@ -54,7 +54,7 @@ def test_what_is_not_written_follows_from_the_method(method: str) -> None:
     assert found.allow == (auto if method == "AUTO" else ())
 
 
-def test_rules_have_what_is_written_around_them_then_the_default_of_their_method() -> None:
+def test_rules_have_what_is_written_around_them_then_the_default_of_their_method():
     rules = 'param { name: "fc*" kind: BIAS method: RANDOM_K } param { method: TOP_K ratio: 0.5 } param { method: THRESHOLD }'
     assert compression(f"method: TOP_K ratio: 0.25 {rules}").param == (
         recipe.CompressionRule(
@@ -67,7 +67,7 @@ def test_rules_have_what_is_written_around_them_then_the_default_of_their_method
     assert rule.qstates == 255
 
 
-def test_a_start_in_epochs_and_a_change_of_it_in_the_other_unit() -> None:
+def test_a_start_in_epochs_and_a_change_of_it_in_the_other_unit():
     text = "method: THRESHOLD start_epoch: 2.1"
     assert compression(text).start_iter == 11
     assert compression(text, ("a.compress_param.start_iter=3",)).start_iter == 3
@@ -75,7 +75,7 @@ def test_a_start_in_epochs_and_a_change_of_it_in_the_other_unit() -> None:
     assert compression(text, ("a.batch_size=40",)).start_iter == 5
 
 
-def test_what_is_written_is_part_of_the_identity() -> None:
+def test_what_is_written_is_part_of_the_identity():
     texts = "qstates: 255", "qstates: 15", "start_iter: 1", "param { method: NONE }"
     schedules = [read(), *(read(f"compress_param {{ method: QSGD {text} }}") for text in texts)]
     schedules.append(read("compress_param { method: THRESHOLD }", "compress_param { method: THRESHOLD }"))
@@ -87,7 +87,7 @@ def test_what_is_written_is_part_of_the_identity() -> None:
 @pytest.mark.parametrize(
     "now, then", [("as_released: false", "as_released: true"), ("method: TOP_K", "method: TWO_BIT")]
 )
-def test_a_snapshot_that_used_what_was_retired_is_refused_by_name(now: str, then: str) -> None:
+def test_a_snapshot_that_used_what_was_retired_is_refused_by_name(now, then):
     text = language.canonical(read("compress_param { method: TOP_K }"))
     assert now in text, "unwritten, the retired field stands in the stored form as it always did"
     with pytest.raises(ValueError, match=f"`{then.split(':')[0]}.*was retired"):

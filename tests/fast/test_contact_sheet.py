@@ -56,7 +56,7 @@ def sheet(folder: Path, *words: object) -> tuple[np.ndarray, str]:
     return np.asarray(image), shown.output
 
 
-def test_records_are_shown_as_they_are_stored(tmp_path: Path) -> None:
+def test_records_are_shown_as_they_are_stored(tmp_path):
     """Grey images of 28 pixels in boxes of 64 are enlarged twice, each pixel to four alike."""
     tiny.make_data(tmp_path)
     paper, said = sheet(tmp_path, "train_lmdb", "--number", 6, "--first", 3, "--size", 64)
@@ -68,7 +68,7 @@ def test_records_are_shown_as_they_are_stored(tmp_path: Path) -> None:
     assert shown.exit_code == 74 and "choose another place with --output" in shown.output
 
 
-def test_a_stage_shows_what_its_network_gets(tmp_path: Path) -> None:
+def test_a_stage_shows_what_its_network_gets(tmp_path):
     """The loader's images, the second stage going on where the first stopped: 5 iterations of 4 images."""
     write_lmdb(str(tmp_path / "lmdb"), [record(i) for i in range(12)])
     (tmp_path / "schedule.prototxt").write_text(SCHEDULE)

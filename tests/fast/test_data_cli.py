@@ -2,14 +2,12 @@
 
 import itertools
 import time
-from pathlib import Path
 
 import contract
-import pytest
 from facade import Datum, write_lmdb
 
 
-def test_progress_without_a_terminal_is_a_line_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_without_a_terminal_is_a_line_now_and_then(tmp_path, monkeypatch):
     """Every ten seconds. A look at the clock takes 10 ms, and there is one for each record: 100 a second."""
     raw = Datum(channels=1, height=1, width=2, data=b"ab").SerializeToString()
     write_lmdb(str(tmp_path / "lmdb"), [raw] * 2500)

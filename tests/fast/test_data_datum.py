@@ -37,14 +37,14 @@ def decode(value: bytes, channels: int = 3) -> tuple[np.ndarray, int]:
     ],
     ids=["raw", "raw grey", "PNG", "grey", "grey among colours"],
 )
-def test_a_record_becomes_rows_of_blue_green_red(value: bytes, channels: int, expected: np.ndarray) -> None:
+def test_a_record_becomes_rows_of_blue_green_red(value, channels, expected):
     image, label = decode(value, channels)
     assert np.array_equal(image, expected) and label == 7
 
 
 @pytest.mark.parametrize("kind", [".jpg", ".png"])
 @pytest.mark.parametrize("options", [(), (cv2.IMWRITE_JPEG_PROGRESSIVE, 1), (cv2.IMWRITE_JPEG_RST_INTERVAL, 2)])
-def test_a_cut_off_file_is_never_half_a_picture(kind: str, options: tuple[int, ...]) -> None:
+def test_a_cut_off_file_is_never_half_a_picture(kind, options):
     whole = encode(PHOTO, kind, *(options if kind == ".jpg" else ()))
     assert np.array_equal(decode(record(whole))[0], decode(record(whole + b"camera's own bytes"))[0])
     for length in {*range(20, len(whole) - 1, 97), len(whole) // 2, len(whole) - 1, len(whole) - 2}:
@@ -85,7 +85,7 @@ ENORMOUS = encode(PHOTO, ".png")[:16] + (60_000).to_bytes(4, "big") * 2 + encode
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
-def test_every_kind_of_bad_record_is_named(value: bytes, words: str) -> None:
+def test_every_kind_of_bad_record_is_named(value, words):
     with pytest.raises(DataError) as error:
         decode(value)
     assert error.value.hint and words in error.value.render()
@@ -98,7 +98,7 @@ PIECES = [b"\x08\x01", b"\x10\x02", b"\x18\x01", b"\x28\x07", b"\x22\x02ab", b"\
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=6).map(b"".join), st.booleans())
-def test_odd_bytes_are_what_protobuf_says_they_are(value: bytes, usual: bool) -> None:
+def test_odd_bytes_are_what_protobuf_says_they_are(value, usual):
     value = (raw(np.full((2, 1, 1), 9, np.uint8), 3) if usual else b"\x28\x01") + value
     try:
         datum = Datum.FromString(value)
@@ -117,7 +117,7 @@ def test_odd_bytes_are_what_protobuf_says_they_are(value: bytes, usual: bool) ->
         assert "not a Caffe Datum" not in error.value.message
 
 
-def test_other_channels_are_the_recipes_mistake() -> None:
+def test_other_channels_are_the_recipes_mistake():
     for value in (record(encode(PHOTO)), record(encode(PHOTO, ".png")), raw(PHOTO)):
         with pytest.raises(DataError, match="3 channels, the network takes 1") as error:
             decode(value, 1)

@@ -18,12 +18,12 @@ RECORDS = [raw(np.full((5, 7 + i, 1), i % 251, np.uint8), i % 9) for i in range(
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> str:
+def made(tmp_path):
     write_lmdb(str(tmp_path / "db"), VALUES)
     return str(tmp_path / "db")
 
 
-def test_what_is_written_is_read(made: str) -> None:
+def test_what_is_written_is_read(made):
     source = LmdbSource(made, 300)
     assert len(source) == 300
     assert [source.get(i) for i in range(300)] == [(b"%08d" % i, value) for i, value in enumerate(VALUES)]
@@ -31,7 +31,7 @@ def test_what_is_written_is_read(made: str) -> None:
         source.get(300)
 
 
-def test_records_come_in_byte_order_of_their_keys_whoever_wrote_them(tmp_path: Path) -> None:
+def test_records_come_in_byte_order_of_their_keys_whoever_wrote_them(tmp_path):
     keys = [b"00000001_b.jpg", b"00000000_z.jpg", b"00000001_a.jpg", "00000002_ü".encode()]
     with lmdb.open(str(tmp_path)) as env, env.begin(write=True) as txn:
         for key in keys:
@@ -40,7 +40,7 @@ def test_records_come_in_byte_order_of_their_keys_whoever_wrote_them(tmp_path: P
     assert [source.get(i) for i in range(4)] == [(key, key[::-1]) for key in sorted(keys)]
 
 
-def test_the_map_grows_as_needed(tmp_path: Path) -> None:
+def test_the_map_grows_as_needed(tmp_path):
     """It begins with 64 MiB."""
     assert write_lmdb(str(tmp_path / "db"), (bytes(5 << 20) for _ in range(15))) == 15
     assert len(LmdbSource(str(tmp_path / "db"), 15)) == 15
@@ -53,7 +53,7 @@ def not_at(path: Path, content: bytes | None = None) -> str:
     return str(path)
 
 
-def test_what_is_no_lmdb_or_another_one_is_said(tmp_path: Path, made: str) -> None:
+def test_what_is_no_lmdb_or_another_one_is_said(tmp_path, made):
     with lmdb.open(str(tmp_path / "none")) as env:
         env.sync()
     long = str(tmp_path / "long")
@@ -77,7 +77,7 @@ def test_what_is_no_lmdb_or_another_one_is_said(tmp_path: Path, made: str) -> No
         assert path in error.value.message and error.value.hint and words in error.value.render()
 
 
-def test_a_cut_off_lmdb_is_an_error_not_a_bus_error(made: str) -> None:
+def test_a_cut_off_lmdb_is_an_error_not_a_bus_error(made):
     file = Path(made, "data.mdb")
     whole = file.read_bytes()
     for length in (len(whole) - 1, len(whole) - 4096, len(whole) // 2, 8193, 8192, 4096):
@@ -88,7 +88,7 @@ def test_a_cut_off_lmdb_is_an_error_not_a_bus_error(made: str) -> None:
             [source.get(i) for i in range(len(source))]
 
 
-def test_an_error_half_way_leaves_nothing(tmp_path: Path) -> None:
+def test_an_error_half_way_leaves_nothing(tmp_path):
     def broken() -> Iterator[bytes]:
         yield from VALUES
         raise RuntimeError("the source broke")
@@ -100,7 +100,7 @@ def test_an_error_half_way_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_folder_is_left_alone(tmp_path: Path, made: str) -> None:
+def test_an_existing_folder_is_left_alone(tmp_path, made):
     with pytest.raises(DataError, match="exists already"):
         write_lmdb(made, [b"x"])
     assert len(LmdbSource(made)) == 300
@@ -109,7 +109,7 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path, made: str) -> None:
         write_lmdb(str(tmp_path / "link"), (pytest.fail("it has begun") for _ in range(1)))
 
 
-def test_the_side_file_says_where_records_are_and_a_stale_one_is_refused(made: str) -> None:
+def test_the_side_file_says_where_records_are_and_a_stale_one_is_refused(made):
     shutil.rmtree(made)
     write_lmdb(made, RECORDS)
     assert contract.stagerun(["data", "index", made, "--no-mean"], Path(made).parent).exit_code == 0
@@ -123,7 +123,7 @@ def test_the_side_file_says_where_records_are_and_a_stale_one_is_refused(made: s
     assert "stagerun data index" in error.value.hint
 
 
-def test_a_file_that_is_cut_off_while_it_is_read_is_an_error_with_the_key(made: str) -> None:
+def test_a_file_that_is_cut_off_while_it_is_read_is_an_error_with_the_key(made):
     source, file = LmdbSource(made), Path(made, "data.mdb")
     stamp = file.stat()
     os.truncate(file, 3 * 4096)
@@ -132,7 +132,7 @@ def test_a_file_that_is_cut_off_while_it_is_read_is_an_error_with_the_key(made: 
         source.get(299)
 
 
-def test_an_lmdb_that_is_written_to_while_it_is_read_is_an_error(made: str) -> None:
+def test_an_lmdb_that_is_written_to_while_it_is_read_is_an_error(made):
     source = LmdbSource(made)
     os.utime(Path(made, "data.mdb"))
     assert source.get(7)[1] == VALUES[7]  # touched, but not changed
@@ -146,9 +146,7 @@ def test_an_lmdb_that_is_written_to_while_it_is_read_is_an_error(made: str) -> N
         source.get(7)
 
 
-def test_reads_in_parts_are_put_together_and_a_disk_that_fails_is_a_storage_error(
-    made: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reads_in_parts_are_put_together_and_a_disk_that_fails_is_a_storage_error(made, monkeypatch):
     def parts(fd: int, buffers: list[memoryview], at: int) -> int:
         if whole is None:
             raise OSError(errno.EIO, "Input/output error")

@@ -34,7 +34,7 @@ def same(a: Batch, b: Batch) -> bool:
     return all(np.array_equal(getattr(a, f), getattr(b, f)) for f in ("images", "labels", "positions"))
 
 
-def test_a_batch_is_what_its_positions_say() -> None:
+def test_a_batch_is_what_its_positions_say():
     found = loader(param=Transform()).batch(95, 10)  # reaches into the second epoch
     indices = order.indices(1, 100, 95, 10, True)
     assert found.images.shape == (10, 28, 28, 1)
@@ -44,14 +44,14 @@ def test_a_batch_is_what_its_positions_say() -> None:
     assert all(np.array_equal(image[:, :, 0], grey(i)) for image, i in zip(found.images, indices, strict=True))
 
 
-def test_an_evaluation_sees_centre_crops_in_key_order() -> None:
+def test_an_evaluation_sees_centre_crops_in_key_order():
     found = loader(param=Transform(crop_size=25), train=False, shuffle=False).batch(3, 4)
     expected = np.stack([grey(i)[1:26, 1:26, None] for i in range(3, 7)])  # (28 - 25) // 2 is 1
     assert np.array_equal(found.images, expected)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 9])
-def test_the_background_gives_the_same_batches(depth: int) -> None:
+def test_the_background_gives_the_same_batches(depth):
     requests = [(0, 8), (40, 8), (48, 3), (990, 20)]
     one = loader(depth=depth)
     found = list(one.stream(requests))
@@ -70,7 +70,7 @@ def endless() -> Iterator[tuple[int, int]]:
         position += 4
 
 
-def test_a_stream_reads_ahead_no_further_than_its_depth() -> None:
+def test_a_stream_reads_ahead_no_further_than_its_depth():
     asked: list[int] = []
 
     def requests() -> Iterator[tuple[int, int]]:
@@ -85,7 +85,7 @@ def test_a_stream_reads_ahead_no_further_than_its_depth() -> None:
 
 
 @pytest.mark.parametrize("close", [True, False])
-def test_a_stream_that_is_closed_or_forgotten_ends_its_thread_even_while_it_waits_for_room(close: bool) -> None:
+def test_a_stream_that_is_closed_or_forgotten_ends_its_thread_even_while_it_waits_for_room(close):
     stream = loader(depth=1).stream(endless())
     next(stream)
     time.sleep(0.05)
@@ -100,7 +100,7 @@ def test_a_stream_that_is_closed_or_forgotten_ends_its_thread_even_while_it_wait
     assert not loader_threads()
 
 
-def test_closing_from_another_thread_wakes_the_consumer() -> None:
+def test_closing_from_another_thread_wakes_the_consumer():
     blocked = threading.Event()
 
     def requests() -> Iterator[tuple[int, int]]:
@@ -119,7 +119,7 @@ def test_closing_from_another_thread_wakes_the_consumer() -> None:
     assert not consumer.is_alive() and not closer.is_alive()
 
 
-def test_an_error_in_the_background_is_raised_in_front_after_the_good_batches() -> None:
+def test_an_error_in_the_background_is_raised_in_front_after_the_good_batches():
     one = loader(records(changed={9: b""}), shuffle=False)
     stream = one.stream([(0, 4), (4, 4), (8, 4), (12, 4)])
     assert [next(stream).positions[0] for _ in range(2)] == [0, 4]
@@ -128,7 +128,7 @@ def test_an_error_in_the_background_is_raised_in_front_after_the_good_batches() 
     assert list(stream) == [] and not loader_threads()
 
 
-def test_too_small_images_and_odd_sizes_name_their_record() -> None:
+def test_too_small_images_and_odd_sizes_name_their_record():
     small = records(10, {4: raw(grey(4, 20)[:, :, None])})
     with pytest.raises(DataError, match=r"`00000004`: the image is 20 x 20 pixels .* crop_size: 28"):
         loader(small, Transform(crop_size=28), shuffle=False).batch(0, 10)
@@ -137,7 +137,7 @@ def test_too_small_images_and_odd_sizes_name_their_record() -> None:
     assert "crop_size" in error.value.hint
 
 
-def test_preflight_passes_good_records_and_lists_every_mistake_it_sees() -> None:
+def test_preflight_passes_good_records_and_lists_every_mistake_it_sees():
     loader().preflight()
     bad = records(1000, {0: b"", 999: raw(grey(1)[:, :, None], 12), 500: raw(grey(1)[:, :, None])[:-100], 501: b""})
     for one, samples, words in (
@@ -178,9 +178,7 @@ def png(image: np.ndarray) -> bytes:
     ],
     ids=["colour", "size"],
 )
-def test_preflight_finds_the_one_odd_picture_of_which_the_side_file_tells(
-    odd: np.ndarray, kinds: dict[str, int], side: int, words: str
-) -> None:
+def test_preflight_finds_the_one_odd_picture_of_which_the_side_file_tells(odd, kinds, side, words):
     values, sides = [png(grey(i)) for i in range(160)], [(28, 28)] * 160
     values[83], sides[83] = png(odd), (side, side)
     with pytest.raises(DataError, match=f"^/data/toy_lmdb: record `00000083`: {words}") as error:

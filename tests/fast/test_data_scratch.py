@@ -7,7 +7,6 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from facade import (
@@ -29,18 +28,18 @@ HOME = f"stagerun-{os.getuid()}"
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_blocks(monkeypatch):
     monkeypatch.setattr(layout, "BLOCK", BLOCK)
     monkeypatch.setattr(staging, "_STREAMS", 1)
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> str:
+def source(tmp_path):
     return make(tmp_path / "db", 500)
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Path:
+def disk(tmp_path):
     (tmp_path / "scratch").mkdir()
     return tmp_path / "scratch"
 
@@ -83,7 +82,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(content)
 
 
-def test_a_copy_is_made_once_and_used_again(source: str, disk: Path) -> None:
+def test_a_copy_is_made_once_and_used_again(source, disk):
     calls: list[Progress] = []
     copy = one(source, disk, watch=calls.append)
     size = Path(source, "data.mdb").stat().st_size
@@ -96,14 +95,14 @@ def test_a_copy_is_made_once_and_used_again(source: str, disk: Path) -> None:
     assert folders(disk) == [Path(copy.path).name]
 
 
-def test_a_changed_source_gets_a_copy_of_its_own(source: str, disk: Path) -> None:
+def test_a_changed_source_gets_a_copy_of_its_own(source, disk):
     first = one(source, disk)
     os.utime(Path(source, "data.mdb"), ns=(1, 1))
     assert {first.path, one(source, disk).path} == {str(disk / HOME / name) for name in folders(disk)}
     assert len(folders(disk)) == 2
 
 
-def test_the_side_file_follows_the_sources(source: str, disk: Path) -> None:
+def test_the_side_file_follows_the_sources(source, disk):
     copy = one(source, disk)
     for content in (b"first", b"second"):
         Path(source, SIDE_FILE).write_bytes(content)
@@ -112,7 +111,7 @@ def test_the_side_file_follows_the_sources(source: str, disk: Path) -> None:
     assert one(source, disk).bytes == 0 and not Path(copy.path, SIDE_FILE).exists()
 
 
-def test_what_a_killed_copy_left_is_not_believed(source: str, disk: Path) -> None:
+def test_what_a_killed_copy_left_is_not_believed(source, disk):
     stop_after(source, disk, 4 * BLOCK)
     partial = disk / HOME / f"{look(source).name}.partial"
     flip(partial / "data.mdb", 100)
@@ -132,7 +131,7 @@ def stop_after(source: str, disk: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut off", "deleted", "manifest", "suspect"])
-def test_a_copy_that_is_seen_to_be_damaged_is_mended_before_it_is_used(source: str, disk: Path, damage: str) -> None:
+def test_a_copy_that_is_seen_to_be_damaged_is_mended_before_it_is_used(source, disk, damage):
     copy = one(source, disk)
     copy.close()
     file = Path(copy.path, "data.mdb")
@@ -152,7 +151,7 @@ def test_a_copy_that_is_seen_to_be_damaged_is_mended_before_it_is_used(source: s
 
 
 @pytest.mark.parametrize("said", ['{"version": 1, "source": [', "no blocks"])
-def test_a_copy_in_use_is_not_removed_whatever_its_manifest_says(source: str, disk: Path, said: str) -> None:
+def test_a_copy_in_use_is_not_removed_whatever_its_manifest_says(source, disk, said):
     copy = one(source, disk)
     if said == "no blocks":  # found to be of other bytes than the source has now
         manifest = layout.read_manifest(Path(copy.path))
@@ -167,7 +166,7 @@ def test_a_copy_in_use_is_not_removed_whatever_its_manifest_says(source: str, di
     assert one(source, disk).bytes == look(source).size
 
 
-def test_a_disk_that_gives_back_other_bytes_is_named(source: str, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_gives_back_other_bytes_is_named(source, disk, monkeypatch):
     write, bad = os.pwrite, [1]
 
     def pwrite(fd: int, piece: memoryview, at: int) -> int:
@@ -196,7 +195,7 @@ def with_free(monkeypatch: pytest.MonkeyPatch, disk: Path, free: int) -> None:
     monkeypatch.setattr(layout, "free_bytes", free_bytes)
 
 
-def test_both_sets_must_fit_before_the_first_byte(source: str, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_sets_must_fit_before_the_first_byte(source, disk, monkeypatch):
     other = make(disk.parent / "other", 400)
     sizes = look(source).size + look(other).size
     with_free(monkeypatch, disk, sizes + 10**6 - 1)
@@ -207,9 +206,7 @@ def test_both_sets_must_fit_before_the_first_byte(source: str, disk: Path, monke
     assert len(stage([look(source), look(other)], str(disk), 0.001)) == 2
 
 
-def test_the_longest_unused_goes_first_and_nothing_in_use(
-    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_longest_unused_goes_first_and_nothing_in_use(source, disk, monkeypatch):
     old, newer, used = (one(make(disk.parent / name), disk) for name in ("old", "newer", "used"))
     for seconds, copy in enumerate((used, old, newer)):
         if copy is not used:
@@ -235,9 +232,7 @@ def test_the_longest_unused_goes_first_and_nothing_in_use(
     assert all((folder / "data.mdb").exists() for folder in foreign)
 
 
-def test_room_promised_to_another_copy_is_not_given_twice(
-    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_room_promised_to_another_copy_is_not_given_twice(source, disk, monkeypatch):
     other = make(disk.parent / "other", 400)
     with_free(monkeypatch, disk, look(source).size + look(other).size - 1)
     refused: list[StorageError] = []
@@ -252,7 +247,7 @@ def test_room_promised_to_another_copy_is_not_given_twice(
     assert refused
 
 
-def test_interrupted_copies_of_others_make_room_first(source: str, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_copies_of_others_make_room_first(source, disk, monkeypatch):
     complete = one(make(disk.parent / "complete"), disk)
     complete.close()
     os.utime(complete.path, (1, 1))
@@ -266,9 +261,7 @@ def test_interrupted_copies_of_others_make_room_first(source: str, disk: Path, m
     ("where", "call", "number"),
     [(os, "pwrite", errno.ENOSPC), (os, "pwrite", errno.EIO), (fcntl, "flock", errno.ENOLCK)],
 )
-def test_a_disk_that_is_full_or_fails_or_has_no_locks_leaves_no_copy(
-    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch, where: ModuleType, call: str, number: int
-) -> None:
+def test_a_disk_that_is_full_or_fails_or_has_no_locks_leaves_no_copy(source, disk, monkeypatch, where, call, number):
     def fail(*arguments: object) -> int:
         raise OSError(number, os.strerror(number))
 
@@ -279,16 +272,14 @@ def test_a_disk_that_is_full_or_fails_or_has_no_locks_leaves_no_copy(
     assert ("a disk of the node itself" if call == "flock" else "scratch") in error.value.hint
 
 
-def test_a_source_that_fails_half_way_keeps_what_is_there(
-    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_that_fails_half_way_keeps_what_is_there(source, disk, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(DataError, match=r"data.mdb: can't be read: Input/output error"):
         fails_below(patch, source, after=4)
         one(source, disk)
     assert one(source, disk).bytes == look(source).size - 4 * BLOCK
 
 
-def test_a_source_that_changes_meanwhile_is_refused(source: str, disk: Path) -> None:
+def test_a_source_that_changes_meanwhile_is_refused(source, disk):
     with pytest.raises(DataError, match="the LMDB was changed while it was copied"):
         one(source, disk, watch=lambda progress: os.utime(Path(source, "data.mdb"), ns=(1, 1)))
     assert folders(disk) == []
@@ -298,7 +289,7 @@ def test_a_source_that_changes_meanwhile_is_refused(source: str, disk: Path) -> 
         stage([before], str(disk), 0)
 
 
-def test_scratch_must_exist_and_be_ours(source: str, tmp_path: Path) -> None:
+def test_scratch_must_exist_and_be_ours(source, tmp_path):
     with pytest.raises(StorageError, match="no such folder"):
         one(source, tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
@@ -325,7 +316,7 @@ def test_scratch_must_exist_and_be_ours(source: str, tmp_path: Path) -> None:
     assert (elsewhere / "data.mdb").read_text() == "keep"
 
 
-def test_a_lock_whose_file_was_removed_is_not_taken_for_held(tmp_path: Path) -> None:
+def test_a_lock_whose_file_was_removed_is_not_taken_for_held(tmp_path):
     path = tmp_path / "lock"
     fd = os.open(path, os.O_CREAT | os.O_RDWR)
     fcntl.flock(fd, fcntl.LOCK_EX)
@@ -338,9 +329,7 @@ def test_a_lock_whose_file_was_removed_is_not_taken_for_held(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("how", ["cut off", "fails"])
-def test_a_copy_that_fails_is_left_for_the_original(
-    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_a_copy_that_fails_is_left_for_the_original(source, disk, monkeypatch, how):
     copy = one(source, disk)
     records = SwitchingRecords(look(source), 500, copy)
     with monkeypatch.context() as patch:
@@ -357,7 +346,7 @@ def test_a_copy_that_fails_is_left_for_the_original(
 
 
 @pytest.mark.parametrize("what, text", [("gone", "no such folder"), ("changed", "was changed since it was copied")])
-def test_where_the_original_is_gone_too_both_are_named(source: str, disk: Path, what: str, text: str) -> None:
+def test_where_the_original_is_gone_too_both_are_named(source, disk, what, text):
     copy = one(source, disk)
     records = SwitchingRecords(look(source), 500, copy)
     os.truncate(Path(copy.path, "data.mdb"), 1 << 13)

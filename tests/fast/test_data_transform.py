@@ -82,7 +82,7 @@ def golden_draw(row: dict[str, float]) -> Draw:
 
 
 @pytest.mark.parametrize("name", ["rarp_256x256_seed7", "noaug_256x256_seed9"])
-def test_caffes_numbers_give_caffes_pixels(name: str) -> None:
+def test_caffes_numbers_give_caffes_pixels(name):
     for i, row in enumerate(golden_rows(name)):
         image = apply(SOURCE, golden_draw(row))
         if (png := GOLDEN / f"{name}_{i}.png").exists():
@@ -100,7 +100,7 @@ def numbers(fields: list[tuple[int, int]], size: int) -> order.UInt64:
     return row
 
 
-def test_caffes_rectangles_come_out_of_its_ratios() -> None:
+def test_caffes_rectangles_come_out_of_its_ratios():
     """The arithmetic of sides in float32: the ratios that Caffe drew, as remainders, give its sides and places."""
     for row in golden_rows("rarp_256x256_seed7"):
         area, change = round(row["area_ratio"] * 1000) - 80, round(row["aspect_change"] * 1000) - 750
@@ -118,7 +118,7 @@ def draws_of(param: Transform, height: int, width: int, n: int = 4000) -> list[D
     return [draw(param, row, height, width) for row in rows]
 
 
-def test_where_no_rectangle_fits_the_shorter_side_is_resized() -> None:
+def test_where_no_rectangle_fits_the_shorter_side_is_resized():
     narrow = draws_of(RARP, 40, 4000, 50)
     fallback = [d for d in narrow if d.part is None]
     assert fallback
@@ -126,7 +126,7 @@ def test_where_no_rectangle_fits_the_shorter_side_is_resized() -> None:
     assert len({d.crop.left for d in fallback if d.crop}) == len(fallback)
 
 
-def test_random_resize_sets_the_shorter_side_and_keeps_the_shape() -> None:
+def test_random_resize_sets_the_shorter_side_and_keeps_the_shape():
     param = Transform(crop_size=20, random_resize=RandomResize(min_size=24, max_size=26, interp_mode=InterpMode.LINEAR))
     sizes = {d.size for d in draws_of(param, 30, 41, 100)}
     assert sizes == {(24, 32), (25, 34), (26, 35)}  # long side rounded down
@@ -135,7 +135,7 @@ def test_random_resize_sets_the_shorter_side_and_keeps_the_shape() -> None:
     assert all(apply(image, d).shape == (20, 20, 3) for d in draws_of(param, 30, 41, 10))
 
 
-def test_an_evaluation_crops_the_centre_rounded_down_and_draws_nothing() -> None:
+def test_an_evaluation_crops_the_centre_rounded_down_and_draws_nothing():
     image = np.arange(31 * 30 * 1, dtype=np.uint32).astype(np.uint8).reshape(31, 30, 1)
     param = Transform(crop_size=24, mirror=True)
     assert draw(param, None, 31, 30) == Draw(crop=Rectangle(3, 3, 24, 24), mirror=False)
@@ -148,20 +148,20 @@ def test_an_evaluation_crops_the_centre_rounded_down_and_draws_nothing() -> None
     )
 
 
-def test_an_image_smaller_than_the_crop_is_refused_with_its_size() -> None:
+def test_an_image_smaller_than_the_crop_is_refused_with_its_size():
     for row in (None, numbers([], 4)):
         with pytest.raises(DataError, match=r"200 x 300 pixels .* crop_size: 224"):
             draw(NO_AUG, row, 200, 300)
 
 
-def test_what_was_drawn_before_there_was_more_to_draw_is_drawn_still() -> None:
+def test_what_was_drawn_before_there_was_more_to_draw_is_drawn_still():
     """An image's numbers keep their places: these were drawn by the first version that trained (RARP, seed 1, positions 0 .. 2)."""
     assert [(d.mirror, d.part) for d in draws_of(RARP, 256, 256, 3)] == FIRST_RARP
     crops = [(d.mirror, d.crop) for d in draws_of(NO_AUG, 256, 256, 3)]
     assert crops == FIRST_NO_AUG
 
 
-def test_a_feature_draws_nothing_of_another() -> None:
+def test_a_feature_draws_nothing_of_another():
     for plain in (
         NO_AUG,
         RARP,
@@ -176,7 +176,7 @@ def test_a_feature_draws_nothing_of_another() -> None:
         assert [replace(d, cutout=None) for d in cut] == before and all(d.cutout for d in cut)
 
 
-def test_cutouts_lie_inside_and_reach_every_place_as_often() -> None:
+def test_cutouts_lie_inside_and_reach_every_place_as_often():
     """cifar10-fast: x0 of 0 .. W - side, y0 of 0 .. H - side, each pair as likely."""
     param = Transform(pad=1, crop_size=11, cutout_size=8)
     places = Counter((d.cutout.top, d.cutout.left) for d in draws_of(param, 9, 10) if d.cutout)
@@ -186,7 +186,7 @@ def test_cutouts_lie_inside_and_reach_every_place_as_often() -> None:
     assert {(d.cutout.height, d.cutout.width) for d in draws_of(param, 9, 10, 9) if d.cutout} == {(8, 8)}
 
 
-def test_a_cutout_lies_in_the_image_as_it_is_at_the_end() -> None:
+def test_a_cutout_lies_in_the_image_as_it_is_at_the_end():
     """Without a crop that is the padded or resized image, whatever its shape."""
     padded = draws_of(Transform(pad=2, cutout_size=10), 8, 30)
     assert {d.cutout.top for d in padded if d.cutout} == {0, 1, 2}
@@ -195,7 +195,7 @@ def test_a_cutout_lies_in_the_image_as_it_is_at_the_end() -> None:
         draws_of(Transform(pad=2, cutout_size=13), 8, 30, 1)
 
 
-def test_reflected_padding_needs_more_pixels_than_it_adds() -> None:
+def test_reflected_padding_needs_more_pixels_than_it_adds():
     param = Transform(pad=4, pad_mode=PadMode.REFLECT)
     assert draw(param, None, 5, 5) == Draw(pad=4, pad_mode=PadMode.REFLECT)
     with pytest.raises(DataError, match=r"4 x 9 pixels .* pad: 4"):

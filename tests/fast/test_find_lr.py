@@ -17,7 +17,7 @@ def made(losses: list[float], iterations: int = 0, ended: str = "") -> sweep.Swe
     )  # fmt: skip
 
 
-def test_the_smoothed_loss_is_the_mean_with_weights_that_fade() -> None:
+def test_the_smoothed_loss_is_the_mean_with_weights_that_fade():
     smoothing, losses = sweep.Smoothing(), [3.0, 1.0, 2.0]
     assert [smoothing.add(0.1, loss) for loss in losses] == [False] * 3
     weights = [0.98**2, 0.98, 1.0]
@@ -26,7 +26,7 @@ def test_the_smoothed_loss_is_the_mean_with_weights_that_fade() -> None:
     assert smoothing.points[0].smoothed == pytest.approx(3.0)
 
 
-def test_the_steepest_fall_is_sought_before_the_lowest_loss() -> None:
+def test_the_steepest_fall_is_sought_before_the_lowest_loss():
     # Flat, a slope, a steeper one, the lowest at 18, then up, and down from there more steeply than ever.
     losses = [2.0] * 10 + [1.9, 1.8, 1.5, 1.2, 1.1, 1.05, 1.03, 1.01, 1.0, 1.2, 3.0, 1.5, 1.2] + [1.3] * 5
     found = sweep.suggestion(made(losses))
@@ -35,7 +35,7 @@ def test_the_steepest_fall_is_sought_before_the_lowest_loss() -> None:
     assert sweep.warnings(made(losses)) == []
 
 
-def test_what_makes_a_sweep_worth_little_is_said() -> None:
+def test_what_makes_a_sweep_worth_little_is_said():
     falling, rising = [2.0 - i / 100 for i in range(60)], [1.0 + i / 100 for i in range(60)]
     assert sweep.warnings(made(falling)) == ["the loss was still falling at the last rate: take a larger --last-rate"]
     assert sweep.warnings(made(rising)) == ["the loss never fell: take a smaller --first-rate, or more --iters"]
@@ -49,7 +49,7 @@ def test_what_makes_a_sweep_worth_little_is_said() -> None:
 
 
 @pytest.mark.parametrize("iterations, fall, told", [(30, 0.0, False), (30, 0.05, False), (200, 0.5, True)])
-def test_a_fall_that_may_be_chance_suggests_nothing(iterations: int, fall: float, told: bool) -> None:
+def test_a_fall_that_may_be_chance_suggests_nothing(iterations, fall, told):
     smoothing, drawn = sweep.Smoothing(), random.Random(1)
     for i in range(iterations):
         x = i / iterations

@@ -14,7 +14,7 @@ SOLVERS = Path(__file__).parents[2] / "solvers"
 
 
 @pytest.mark.parametrize("folder", sorted(SOLVERS.iterdir()), ids=lambda path: path.name)
-def test_the_gallery_is_in_it(folder: Path) -> None:
+def test_the_gallery_is_in_it(folder):
     for path in folder.glob("*.prototxt"):
         if "proto-file: protos/stagerun" in path.read_text():
             assert formatted(path.read_text()) == path.read_text(), f"stagerun fmt {folder}"
@@ -32,7 +32,7 @@ FIELDS = st.recursive(
 
 @given(st.lists(FIELDS, max_size=5), st.data())
 @example([["m", "{", "x", ":", "1", "}"]], None)
-def test_twice_is_once_and_comments_stay(fields: list[list[str]], data: st.DataObject | None) -> None:
+def test_twice_is_once_and_comments_stay(fields, data):
     gaps = [data.draw(GAPS) if data else " # c\n" for one in fields for _ in one]
     text = "".join(token + gap for token, gap in zip((t for one in fields for t in one), gaps, strict=True))
     once = formatted(text)  # which asserts that the tokens mean the same
@@ -41,12 +41,12 @@ def test_twice_is_once_and_comments_stay(fields: list[list[str]], data: st.DataO
         assert once.count(f"#{comment}") == text.count(f"#{comment}")
 
 
-def test_a_long_line_takes_no_longer_than_it_must() -> None:
+def test_a_long_line_takes_no_longer_than_it_must():
     text = f"stepvalue: [{', '.join(map(str, range(30_000)))}]\n"
     assert formatted(text) == text
 
 
-def test_a_link_and_the_mode_of_a_file_stay_as_does_what_it_means(tmp_path: Path) -> None:
+def test_a_link_and_the_mode_of_a_file_stay_as_does_what_it_means(tmp_path):
     folder = tmp_path / "s"
     folder.mkdir()
     for path in (SOLVERS / "fashion_collapse").glob("*.prototxt"):

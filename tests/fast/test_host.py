@@ -13,7 +13,7 @@ MACHINE = 8000 * 1024
 
 
 @pytest.fixture
-def roots(tmp_path: Path) -> Roots:
+def roots(tmp_path):
     made = Roots(tmp_path / "proc", tmp_path / "cgroup")
     (made.proc / "self").mkdir(parents=True)
     (made.proc / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   8000 kB\n")
@@ -41,14 +41,14 @@ def v1(roots: Roots, name: str, most: int, used: int, inactive: int = 0) -> None
     (folder / "memory.stat").write_text(f"inactive_file 9\ntotal_inactive_file {inactive}\n")
 
 
-def test_without_control_groups_it_is_the_machines(roots: Roots) -> None:
+def test_without_control_groups_it_is_the_machines(roots):
     assert available_memory() > 1 << 20
     assert available_memory(roots) == MACHINE
     group(roots, "0::/gone\n3:cpu:/\n")
     assert available_memory(roots) == MACHINE
 
 
-def test_the_tightest_of_all_groups_above(roots: Roots) -> None:
+def test_the_tightest_of_all_groups_above(roots):
     """Slurm limits the job; the step below it, in which the process is, says `max`."""
     group(roots, "0::/slurm/job_7/step_0\n")
     v2(roots, "slurm/job_7/step_0", "max", 10)
@@ -61,7 +61,7 @@ def test_the_tightest_of_all_groups_above(roots: Roots) -> None:
     assert available_memory(roots) == 0
 
 
-def test_version_1_where_memory_is_mounted_by_itself(roots: Roots) -> None:
+def test_version_1_where_memory_is_mounted_by_itself(roots):
     group(roots, "9:cpu,cpuacct:/a\n4:memory:/slurm/job_7\n0::/\n")
     v1(roots, "slurm/job_7", 9223372036854771712, 5000)  # none
     assert available_memory(roots) == MACHINE
@@ -70,7 +70,7 @@ def test_version_1_where_memory_is_mounted_by_itself(roots: Roots) -> None:
 
 
 @pytest.mark.parametrize("path", ["/docker/0123", "/../../.."])
-def test_a_path_of_the_host_in_a_container(roots: Roots, path: str) -> None:
+def test_a_path_of_the_host_in_a_container(roots, path):
     group(roots, f"4:memory:{path}\n")
     v1(roots, "", 3000000, 1000000)
     assert available_memory(roots) == 2000000
@@ -94,7 +94,7 @@ def machine(root: Path, cpulists: list[str], cores: list[str]) -> Path:
     return root
 
 
-def test_workers_are_dealt_out_to_nodes_in_whole_cores(tmp_path: Path) -> None:
+def test_workers_are_dealt_out_to_nodes_in_whole_cores(tmp_path):
     root = machine(tmp_path, ["0-1,4-5", "2-3,6-7"], ["0,4", "1,5", "2,6", "3,7"])
     found = nodes(frozenset(range(8)), root)
     assert found == {0: [(0, 4), (1, 5)], 1: [(2, 6), (3, 7)]}
@@ -103,6 +103,6 @@ def test_workers_are_dealt_out_to_nodes_in_whole_cores(tmp_path: Path) -> None:
     assert nodes(frozenset({0, 2, 6}), root) == {0: [(0,)], 1: [(2, 6)]}, "those that are allowed alone"
 
 
-def test_a_worker_without_a_core_is_refused(tmp_path: Path) -> None:
+def test_a_worker_without_a_core_is_refused(tmp_path):
     with pytest.raises(UsageError, match="2 workers for the 1 core"):
         shares(nodes(frozenset({3}), tmp_path), 2)

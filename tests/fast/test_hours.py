@@ -77,7 +77,7 @@ def part(iter: int, parent: str = "", stage: str = "trunk") -> SnapshotRef:
         ("1-12:00:00", 129600), ("1.5h", 5400), ("0.1 h", 360), ("2 d 04 h", 187200), ("100:00:00", 360000), (" 4h ", 14400),
     ],
 )  # fmt: skip
-def test_lengths_of_time(text: str, seconds: float) -> None:
+def test_lengths_of_time(text, seconds):
     assert units.seconds(text) == seconds
 
 
@@ -88,13 +88,13 @@ def test_lengths_of_time(text: str, seconds: float) -> None:
         "9" * 99 + "d",
     ],
 )  # fmt: skip
-def test_what_is_no_length_of_time(text: str) -> None:
+def test_what_is_no_length_of_time(text):
     with pytest.raises(ValueError):
         units.seconds(text)
 
 
 @given(st.integers(1, 9 * 86400))
-def test_what_is_printed_can_be_typed(seconds: int) -> None:
+def test_what_is_printed_can_be_typed(seconds):
     # `duration` leaves seconds out above an hour, and minutes above a day.
     assert abs(units.seconds(duration(seconds)) - seconds) < (60 if seconds < 86400 else 3600)
 
@@ -102,7 +102,7 @@ def test_what_is_printed_can_be_typed(seconds: int) -> None:
 # -- hours
 
 
-def test_a_stage_in_parts() -> None:
+def test_a_stage_in_parts():
     trunk = TREE.stage("trunk")
     # Snapshots after 5, 10 and 15 and, where the collapse leaves, 12; evaluations after 8 and 16.
     assert spent(TREE, trunk, SPEED, 0, 20) == Spent(training=20.0, tests=4.0, snapshots=2.0)
@@ -116,7 +116,7 @@ def test_a_stage_in_parts() -> None:
     }
 
 
-def test_images_per_second() -> None:
+def test_images_per_second():
     hours = at_images_per_second(TREE, 50.0)
     trunk, collapse = hours.speeds["trunk"], hours.speeds["collapse"]
     # An image that is evaluated takes a third; test_iter 2 of 50 images; averaged weights are evaluated as well.
@@ -132,7 +132,7 @@ def test_images_per_second() -> None:
     assert "(the job)" not in text and "start" not in text and "training" in text and " 0 s" not in text
 
 
-def test_a_stage_of_which_nothing_is_known() -> None:
+def test_a_stage_of_which_nothing_is_known():
     some = Hours(source="as made up", speeds={"trunk": SPEED}, unknown="was not rehearsed")
     text = render_hours(make_plan(TREE, Inventory()), some)
     assert text.startswith("about 44 s left without long, collapse as made up\n")
@@ -146,7 +146,7 @@ def found(seconds: float, *refs: SnapshotRef, hours: Hours = HOURS) -> Budget:
     return budget(make_plan(TREE, Inventory(refs)), hours, seconds)
 
 
-def test_an_allocation_that_is_long_enough() -> None:
+def test_an_allocation_that_is_long_enough():
     whole = found(10**6)
     assert whole.done and whole.finished == ("trunk", "long", "collapse")
     assert whole.total == 100 + 44 + 49 + 28
@@ -168,19 +168,19 @@ ENDS = {
 
 
 @pytest.mark.parametrize("seconds", ENDS)
-def test_where_an_allocation_ends(seconds: float) -> None:
+def test_where_an_allocation_ends(seconds):
     end = found(seconds)
     stage, iter, saved, said = ENDS[seconds]
     assert (end.stage, end.iter, (end.saved_stage, end.saved_iter)) == (stage, iter, saved)
     assert said in render_budget(end) and not end.done
 
 
-def test_where_it_is_told_to_stop() -> None:
+def test_where_it_is_told_to_stop():
     assert [found(110 + n + 1.5 + 2).stop_iter for n in (13, 15)] == [10, 12]
     assert (found(110 + 13 + 1.5 + 2).last, found(140).testing, found(140).allocations) == (20, True, 4)
 
 
-def test_only_what_is_left_is_in_a_budget() -> None:
+def test_only_what_is_left_is_in_a_budget():
     resumed = found(110 + 6, part(10))
     assert (resumed.stage, resumed.iter, resumed.saved_iter) == ("trunk", 15, 12), "two snapshots of half a second"
     assert found(10**6, part(10)).total < found(10**6).total
@@ -189,7 +189,7 @@ def test_only_what_is_left_is_in_a_budget() -> None:
     assert all_done.done and all_done.total == 0.0 and render_budget(all_done).startswith("nothing is left")
 
 
-def test_a_piece_that_is_trained_once_more_counts_and_the_trunk_once() -> None:
+def test_a_piece_that_is_trained_once_more_counts_and_the_trunk_once():
     # The trunk and the long stage are trained; what the collapse starts from is gone, and was 2 iterations after a snapshot.
     refs = (part(10), part(20), part(30, "trunk-00000020-a0001", "long"))
     plan = make_plan(TREE, Inventory(refs))
@@ -203,7 +203,7 @@ def test_a_piece_that_is_trained_once_more_counts_and_the_trunk_once() -> None:
     assert budget(plan, HOURS, 200).total == 100 + 15.5 + 28
 
 
-def test_ensembles_come_last() -> None:
+def test_ensembles_come_last():
     plan = make_plan(TREE, Inventory())
     assert budget(plan, HOURS, 300, ensembles=50.0).total == 221 + 50
     end = budget(plan, HOURS, 240, ensembles=50.0)
@@ -212,7 +212,7 @@ def test_ensembles_come_last() -> None:
     assert said in render_budget(end)
 
 
-def test_how_many_allocations() -> None:
+def test_how_many_allocations():
     # 100 of opening, 10 of start, 22 for the rest. Told to stop: trunk at 15; its end; long at 18; its end; the collapse.
     end = found(132)
     assert end.allocations == 5
@@ -223,7 +223,7 @@ def test_how_many_allocations() -> None:
 
 
 @given(st.floats(1.0, 400.0), st.integers(0, 19))
-def test_a_budget_agrees_with_the_hours(seconds: float, iter: int) -> None:
+def test_a_budget_agrees_with_the_hours(seconds, iter):
     refs = (part(iter),) if iter else ()
     plan = make_plan(TREE, Inventory(refs))
     end = budget(plan, HOURS, seconds)
@@ -240,7 +240,7 @@ def life(*events: tuple[float, Event]) -> list[tuple[float, Event]]:
     return [(1000.0, run_started()), *events]
 
 
-def test_what_a_process_life_measured() -> None:
+def test_what_a_process_life_measured():
     snapshot = SnapshotWritten(stage="trunk", iter=5, name="x", bytes=1, blocked_seconds=0.2, seconds=2.0)
     tested, ended = evaluated("trunk", 20, 0.5, images=300, seconds=6.0), finished("trunk", 20, 0.5, 20.0)
     said = stage_started("trunk"), snapshot, tested, ended, stage_started("long")
@@ -255,7 +255,7 @@ def test_what_a_process_life_measured() -> None:
     assert hours.left_out == ("evaluations", "snapshots", "the start of each stage", "the start of the job")
 
 
-def test_a_stage_that_was_not_trained_goes_as_its_like_or_as_the_slowest() -> None:
+def test_a_stage_that_was_not_trained_goes_as_its_like_or_as_the_slowest():
     run = Measured(who="with 2 workers on cpu", test_image=0.01)
     other = schedule(long=STAGES["long"] + ' type: "Adam" momentum: 0.9')
     hours = hours_of_run(other, run, {"trunk": 50.0, "long": 25.0})

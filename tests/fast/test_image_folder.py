@@ -29,7 +29,7 @@ stage {{ name: "one" solver_param {{}} }}
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     made_images.class_folders(tmp_path / "s" / "train", 30)
     made_images.class_folders(tmp_path / "s" / "val", 9)
     return written(tmp_path / "s")
@@ -58,7 +58,7 @@ def make(schedule: Schedule, stop: Callable[[], bool] = lambda: False) -> list[s
     return said
 
 
-def test_images_and_classes_are_known_before_anything_is_imported(folder: Path) -> None:
+def test_images_and_classes_are_known_before_anything_is_imported(folder):
     s = read(folder)
     _, made = of_train(s)
     assert made.classes == ("n00000000", "n00000001", "n00000002") and not is_there(made)
@@ -67,7 +67,7 @@ def test_images_and_classes_are_known_before_anything_is_imported(folder: Path) 
     assert balanced.class_sizes_of(balanced.stages[0]) == (10, 10, 10)
 
 
-def test_what_a_run_imports_is_what_data_import_makes(folder: Path) -> None:
+def test_what_a_run_imports_is_what_data_import_makes(folder):
     s = read(folder)
     said = make(s)
     assert len(said) == 2 and "imported 30 images to" in said[0]
@@ -84,7 +84,7 @@ def test_what_a_run_imports_is_what_data_import_makes(folder: Path) -> None:
     assert same_set(imported.sets[path], next(iter(lmdb.sets.values()))), "the LMDB in its place changes nothing"
 
 
-def test_an_edit_is_another_set_and_a_touch_is_not(folder: Path) -> None:
+def test_an_edit_is_another_set_and_a_touch_is_not(folder):
     before = read(folder)
     make(before)
     known = read(folder)
@@ -109,7 +109,7 @@ def test_an_edit_is_another_set_and_a_touch_is_not(folder: Path) -> None:
     assert same_set(known.sets[path], read(folder).sets[path]) is False, "until it is imported"
 
 
-def test_earlier_states_are_removed_but_for_those_of_other_hosts(folder: Path) -> None:
+def test_earlier_states_are_removed_but_for_those_of_other_hosts(folder):
     states = []
     for time in (1, 2, 3):
         os.utime(folder / "train" / "n00000001" / "1.JPEG", ns=(time, time))
@@ -121,23 +121,21 @@ def test_earlier_states_are_removed_but_for_those_of_other_hosts(folder: Path) -
     assert set(os.listdir(folder / "out" / "data")) == left
 
 
-def test_of_two_that_come_at_once_one_imports(folder: Path) -> None:
+def test_of_two_that_come_at_once_one_imports(folder):
     s = read(folder)
     with ThreadPoolExecutor(3) as pool:
         said = list(pool.map(make, [s] * 3))
     assert sorted(text.partition(": ")[2].split()[1] for one in said for text in one) == ["30", "9"]
 
 
-def test_a_folder_that_changes_meanwhile_is_refused(folder: Path) -> None:
+def test_a_folder_that_changes_meanwhile_is_refused(folder):
     s = read(folder)
     (folder / "train" / "n00000000" / "new.JPEG").write_bytes(made_images.jpeg(5))
     with pytest.raises(DataError, match="was changed while it was imported"):
         make(s)
 
 
-def test_an_unfinished_import_in_scratch_takes_room_and_makes_it(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unfinished_import_in_scratch_takes_room_and_makes_it(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "RECORDS_PER_COMMIT", 5)
     scratch = tmp_path / "disk"
     scratch.mkdir()
@@ -168,7 +166,7 @@ def test_an_unfinished_import_in_scratch_takes_room_and_makes_it(
     assert have(path, made, s.data, lambda: False).said, "and it is imported again"
 
 
-def test_a_folder_of_too_many_images_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_too_many_images_is_not_read(folder, monkeypatch):
     monkeypatch.setattr(image_folder, "MOST", 20)
     (folder / "train" / "zzz").mkdir()  # would be said to be empty, if it were still read
     with pytest.raises(RecipeError, match="more than 20 images in class folders, and a `source` has 20") as caught:
@@ -176,7 +174,7 @@ def test_a_folder_of_too_many_images_is_not_read(folder: Path, monkeypatch: pyte
     assert "stagerun data import" in caught.value.problems[0].hint
 
 
-def test_hosts_with_other_images_are_told_apart_before_anything_is_imported(folder: Path) -> None:
+def test_hosts_with_other_images_are_told_apart_before_anything_is_imported(folder):
     one = what_is_read(load(folder), []).images
     make(read(folder))
     assert what_is_read(load(folder), []).images == one

@@ -66,7 +66,7 @@ def records(out: Path) -> dict[str, Datum]:
     return {os.fsdecode(key): Datum.FromString(value) for key, value in made_images.records(out).items()}
 
 
-def test_a_folder_becomes_what_convert_imageset_makes(tmp_path: Path) -> None:
+def test_a_folder_becomes_what_convert_imageset_makes(tmp_path):
     source = made_images.class_folders(tmp_path / "images")
     assert made(open_source(str(source), SourceOptions()), tmp_path / "out").records == 30
     found = records(tmp_path / "out")
@@ -81,7 +81,7 @@ def test_a_folder_becomes_what_convert_imageset_makes(tmp_path: Path) -> None:
     assert made_with is not None and made_with.facts.classes == ("n00000000", "n00000001", "n00000002")
 
 
-def test_classes_mix(tmp_path: Path) -> None:
+def test_classes_mix(tmp_path):
     """Sorted by class, as they come, a batch would hold one class alone."""
     images = [(f"{i // 50}/{i}.jpg", i // 50, made_images.jpeg(i % 5, 8, 8)) for i in range(200)]
     made(Given(*images), tmp_path / "out")
@@ -93,7 +93,7 @@ def test_classes_mix(tmp_path: Path) -> None:
     assert [record.label for record in records(tmp_path / "other").values()] != labels
 
 
-def test_odd_images_are_taken_by_rule_and_listed(tmp_path: Path) -> None:
+def test_odd_images_are_taken_by_rule_and_listed(tmp_path):
     cmyk = tmp_path / "cmyk.jpg"
     Image.fromarray(np.full((20, 30, 4), 90, np.uint8), "CMYK").save(cmyk)
     whole = made_images.jpeg(1)
@@ -128,14 +128,14 @@ def test_odd_images_are_taken_by_rule_and_listed(tmp_path: Path) -> None:
         made(source, tmp_path / "strict")
 
 
-def test_the_name_of_an_ignored_file_is_one_line(tmp_path: Path) -> None:
+def test_the_name_of_an_ignored_file_is_one_line(tmp_path):
     source = made_images.class_folders(tmp_path / "images")
     (source / "n00000001" / "line\nbreak.txt").touch()
     made(open_source(str(source), SourceOptions()), tmp_path / "out")
     assert (tmp_path / "out" / REPORT).read_text().endswith("\nn00000001/line?break.txt\n")
 
 
-def test_names_of_any_bytes(tmp_path: Path) -> None:
+def test_names_of_any_bytes(tmp_path):
     name = os.fsdecode(b"class/\xff\xfe \xc3\xa4.jpg")
     made(Given((name, 0, made_images.jpeg(1)), (name + "2", 1, b"")), tmp_path / "out", max_bad=1, seed=None)
     assert list(records(tmp_path / "out")) == [f"00000000_{name}"]
@@ -151,7 +151,7 @@ def test_names_of_any_bytes(tmp_path: Path) -> None:
         ({"exact": (16, 17)}, [(16, 17), (16, 17), (16, 17)]),
     ],
 )
-def test_sizes(tmp_path: Path, options: dict[str, Any], sizes: list[tuple[int, int]]) -> None:
+def test_sizes(tmp_path, options, sizes):
     files = [made_images.jpeg(1, 40, 60), made_images.png(2, 61, 41), made_images.jpeg(3, 9, 33, 1)]
     images = [(f"{i}.jpg", i, data) for i, data in enumerate(files)]
     result = made(Given(*images), tmp_path / "out", seed=None, **options)
@@ -163,7 +163,7 @@ def test_sizes(tmp_path: Path, options: dict[str, Any], sizes: list[tuple[int, i
     assert list(zip(built.heights.tolist(), built.widths.tolist(), strict=True)) == sizes
 
 
-def test_resizing_is_area_down_and_linear_up(tmp_path: Path) -> None:
+def test_resizing_is_area_down_and_linear_up(tmp_path):
     image = made_images.picture(7, 40, 60)
     png = cv2.imencode(".png", image)[1].tobytes()
     for shorter, interpolation in ((10, cv2.INTER_AREA), (80, cv2.INTER_LINEAR)):
@@ -174,7 +174,7 @@ def test_resizing_is_area_down_and_linear_up(tmp_path: Path) -> None:
         assert np.abs(found - expected).max() <= 1
 
 
-def test_quality_makes_jpegs_of_all(tmp_path: Path) -> None:
+def test_quality_makes_jpegs_of_all(tmp_path):
     images = [("a.png", 0, made_images.png(1, 90, 90)), ("b.jpg", 1, made_images.jpeg(2, 90, 90))]
     size = {}
     for quality in (95, 40):
@@ -184,7 +184,7 @@ def test_quality_makes_jpegs_of_all(tmp_path: Path) -> None:
     assert size[40] < size[95] / 1.5
 
 
-def test_raw_pixels_are_those_that_a_run_would_decode(tmp_path: Path) -> None:
+def test_raw_pixels_are_those_that_a_run_would_decode(tmp_path):
     files = [made_images.jpeg(1, 30, 40), made_images.png(2, 20, 10), made_images.jpeg(3, 12, 12, 1)]
     images = [(f"{i}.jpg", i, data) for i, data in enumerate(files)]
     made(Given(*images), tmp_path / "raw", raw=True)
@@ -197,7 +197,7 @@ def test_raw_pixels_are_those_that_a_run_would_decode(tmp_path: Path) -> None:
         assert (datum.decode(raw.SerializeToString(), channels, 3)[0] == expected).all()
 
 
-def test_formats_of_pixels_are_stored_as_pixels(tmp_path: Path) -> None:
+def test_formats_of_pixels_are_stored_as_pixels(tmp_path):
     grey = made_images.picture(2, 8, 9, 1)
     for name, shape, data in (("images-idx3", (1, 8, 9), grey.tobytes()), ("labels-idx1", (1,), b"\7")):
         head = bytes([0, 0, 8, len(shape)]) + b"".join(n.to_bytes(4, "big") for n in shape)
@@ -214,7 +214,7 @@ def test_formats_of_pixels_are_stored_as_pixels(tmp_path: Path) -> None:
         made(source, tmp_path / "none", quality=50)
 
 
-def test_colours_are_stored_by_channel(tmp_path: Path) -> None:
+def test_colours_are_stored_by_channel(tmp_path):
     """B, G, R, one after the other; CIFAR has R, G, B."""
     rgb = np.random.default_rng(1).integers(0, 256, (3, 32, 32), np.uint8)
     folder = tmp_path / "cifar-100-binary"
@@ -227,7 +227,7 @@ def test_colours_are_stored_by_channel(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"shorter": 25}, {"quality": 60}, {"raw": True}])
-def test_the_side_file_is_the_one_that_index_makes(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_the_side_file_is_the_one_that_index_makes(tmp_path, options):
     """The mean too: it is that of what is stored, not of what was there before it was encoded."""
     jpeg = made_images.jpeg
     files = [jpeg(1), made_images.png(2, 33, 44), jpeg(3, 50, 50, 1), jpeg(4, 70, 30)]

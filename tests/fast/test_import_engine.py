@@ -53,7 +53,7 @@ class Numbers:
 
 
 @pytest.fixture(autouse=True)
-def small_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_commits(monkeypatch):
     monkeypatch.setattr(engine, "RECORDS_PER_COMMIT", 9)
 
 
@@ -75,12 +75,12 @@ def content(out: Path) -> Content:
 
 
 @pytest.fixture
-def expected(tmp_path: Path) -> Content:
+def expected(tmp_path):
     run(Numbers(), str(tmp_path / "expected"), job(threads=1))
     return content(tmp_path / "expected")
 
 
-def test_what_comes_out(tmp_path: Path) -> None:
+def test_what_comes_out(tmp_path):
     seen: list[tuple[int, int]] = []
     result = run(Numbers(), str(tmp_path / "new" / "out"), job(progress=lambda done, total: seen.append((done, total))))
     assert (result.complete, result.records, result.bad, result.total) == (True, 140, 10, 150)
@@ -98,12 +98,12 @@ def test_what_comes_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3, 7])
-def test_threads_change_nothing(tmp_path: Path, threads: int, expected: Content) -> None:
+def test_threads_change_nothing(tmp_path, threads, expected):
     run(Numbers(), str(tmp_path / "out"), job(threads))
     assert content(tmp_path / "out") == expected
 
 
-def test_stopped_again_and_again(tmp_path: Path, expected: Content) -> None:
+def test_stopped_again_and_again(tmp_path, expected):
     lives, begun = 0, []
     while True:
         asked = iter(range(1000))
@@ -127,15 +127,15 @@ def test_stopped_again_and_again(tmp_path: Path, expected: Content) -> None:
     ids=["power between the two commits", "a full disk", "an error of the source"],
 )
 def test_what_fails_half_way_goes_on(
-    tmp_path: Path,
-    expected: Content,
-    monkeypatch: pytest.MonkeyPatch,
-    of: Any,
-    name: str,
-    at: int,
-    error: Exception,
-    said: str,
-) -> None:
+    tmp_path,
+    expected,
+    monkeypatch,
+    of,
+    name,
+    at,
+    error,
+    said,
+):
     out, calls, whole = tmp_path / "out", iter(range(1000)), getattr(of, name)
 
     def fail(*arguments: Any) -> Any:
@@ -153,7 +153,7 @@ def test_what_fails_half_way_goes_on(
     assert content(out) == expected
 
 
-def test_the_map_grows_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_map_grows_by_itself(tmp_path, monkeypatch):
     """It begins with 64 MiB; with so many bytes there is a commit, too, however few the records."""
 
     class Large(Numbers):
@@ -168,7 +168,7 @@ def test_the_map_grows_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "out" / "data.mdb").stat().st_size > 80 << 20
 
 
-def test_too_many_bad_ones_are_all_listed_and_allowing_them_goes_on(tmp_path: Path, expected: Content) -> None:
+def test_too_many_bad_ones_are_all_listed_and_allowing_them_goes_on(tmp_path, expected):
     out = tmp_path / "out"
     with pytest.raises(DataError) as error:
         run(Numbers(), str(out), job(max_bad=9))
@@ -180,14 +180,14 @@ def test_too_many_bad_ones_are_all_listed_and_allowing_them_goes_on(tmp_path: Pa
     assert result.started_at > 140 and content(out) == expected
 
 
-def test_a_source_of_nothing_usable_ends_early(tmp_path: Path) -> None:
+def test_a_source_of_nothing_usable_ends_early(tmp_path):
     with pytest.raises(DataError, match=r"1001 of 1001 images can't be used.*--max-bad"):
         run(Numbers(100_000, set(range(100_000))), str(tmp_path / "out"), job(max_bad=0))
     with pytest.raises(DataError, match="nothing to write"):
         run(Numbers(30, set(range(30))), str(tmp_path / "none"), job(max_bad=30))
 
 
-def test_another_work_in_the_same_place_is_refused(tmp_path: Path) -> None:
+def test_another_work_in_the_same_place_is_refused(tmp_path):
     out = str(tmp_path / "out")
     stopped = run(Numbers(), out, job(stop=iter([False] * 50 + [True]).__next__))
     assert not stopped.complete
@@ -200,7 +200,7 @@ def test_another_work_in_the_same_place_is_refused(tmp_path: Path) -> None:
     assert again.already and again.records == 140
 
 
-def test_a_complete_one_is_not_made_again_nor_taken_for_what_it_is_not(tmp_path: Path, expected: Content) -> None:
+def test_a_complete_one_is_not_made_again_nor_taken_for_what_it_is_not(tmp_path, expected):
     out = str(tmp_path / "expected")
     refused(out, "exists already.*remove it", restart=True)
     refused(
@@ -211,7 +211,7 @@ def test_a_complete_one_is_not_made_again_nor_taken_for_what_it_is_not(tmp_path:
     assert content(tmp_path / "expected") == expected
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_is_there_is_left_alone(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").touch()
     for out in (str(tmp_path / "out"), str(tmp_path / "out" / ".."), "/", "."):
@@ -219,7 +219,7 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["out"] and os.listdir(tmp_path / "out") == ["precious"]
 
 
-def test_two_at_once(tmp_path: Path) -> None:
+def test_two_at_once(tmp_path):
     (tmp_path / "out.partial").mkdir()
     fd = os.open(tmp_path / "out.partial" / "lock", os.O_RDWR | os.O_CREAT)
     try:
@@ -232,7 +232,7 @@ def test_two_at_once(tmp_path: Path) -> None:
     assert run(Numbers(), str(tmp_path / "out"), job()).complete
 
 
-def test_what_somebody_changed_is_not_built_upon(tmp_path: Path) -> None:
+def test_what_somebody_changed_is_not_built_upon(tmp_path):
     out = str(tmp_path / "out")
     run(Numbers(), out, job(stop=iter([False] * 100 + [True]).__next__))
     seen = tmp_path / "out.partial" / "positions" / "data.mdb"
@@ -253,7 +253,7 @@ def test_what_somebody_changed_is_not_built_upon(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["thesis.tex", "positions/1", "lmdb/thesis.tex", "lmdb/data.mdb/1"])
 @pytest.mark.parametrize("whole", [True, False])
-def test_nor_are_those_in_its_folders(tmp_path: Path, name: str, whole: bool) -> None:
+def test_nor_are_those_in_its_folders(tmp_path, name, whole):
     """`out.partial` may be somebody's own, or have got a file of theirs since."""
     partial = tmp_path / "out.partial"
     if whole:
@@ -268,7 +268,7 @@ def test_nor_are_those_in_its_folders(tmp_path: Path, name: str, whole: bool) ->
     assert set(partial.rglob("*")) - set(before) <= {partial / "lock"} and set(before) <= set(partial.rglob("*"))
 
 
-def test_somebody_elses_file_beside_the_records_stops_the_end(tmp_path: Path, expected: Content) -> None:
+def test_somebody_elses_file_beside_the_records_stops_the_end(tmp_path, expected):
     run(Numbers(), str(tmp_path / "out"), job(stop=iter([False] * 100 + [True]).__next__))
     lmdb_folder = tmp_path / "out.partial" / "lmdb"
     (lmdb_folder / "thesis.tex").write_text("years of work")

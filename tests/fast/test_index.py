@@ -53,7 +53,7 @@ def found_by_offset(path: str) -> dict[bytes, bytes]:
     return {offsets.key(i): data[at : at + length] for i, (at, length) in enumerate(places)}
 
 
-def test_every_record_lies_where_it_is_said_to(tmp_path: Path) -> None:
+def test_every_record_lies_where_it_is_said_to(tmp_path):
     rng = random.Random(1)
     names = rng.sample(range(10**6), 1500)  # not in order: pages split in the middle
     records = {b"%08d_%s" % (n, b"x" * rng.randrange(200)): rng.randbytes(rng.choice(SIZES)) for n in names}
@@ -66,7 +66,7 @@ def test_every_record_lies_where_it_is_said_to(tmp_path: Path) -> None:
     assert found_by_offset(path).keys() == records.keys() - set(some)
 
 
-def test_another_kind_of_lmdb_is_refused(tmp_path: Path) -> None:
+def test_another_kind_of_lmdb_is_refused(tmp_path):
     with lmdb.open(str(tmp_path / "named"), max_dbs=1) as env:
         env.open_db(b"inner")
     with pytest.raises(DataError, match="named databases"):
@@ -75,9 +75,7 @@ def test_another_kind_of_lmdb_is_refused(tmp_path: Path) -> None:
 
 @examples(300)
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 255)), min_size=1, max_size=5), st.randoms())
-def test_a_damaged_file_is_an_error_or_gives_places_inside_it(
-    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]], rng: random.Random
-) -> None:
+def test_a_damaged_file_is_an_error_or_gives_places_inside_it(tmp_path_factory, changes, rng):
     folder = tmp_path_factory.getbasetemp() / "hostile"
     if not folder.exists():
         write(folder, {b"%04d" % i: bytes(i % 3 * 1500) for i in range(300)})
@@ -115,7 +113,7 @@ def one_leaf(folder: Path, nodes: list[tuple[int, int, int]], entries: int) -> s
     return str(folder)
 
 
-def test_nodes_that_share_bytes_do_not_make_gigabytes(tmp_path: Path) -> None:
+def test_nodes_that_share_bytes_do_not_make_gigabytes(tmp_path):
     good = [(PAGE - 40 * (i + 1), 20, 12) for i in range(100)]
     assert len(lmdb_offsets.offsets_of(one_leaf(tmp_path / "good", good, 100))) == 100
     hostile = {
@@ -135,7 +133,7 @@ def test_nodes_that_share_bytes_do_not_make_gigabytes(tmp_path: Path) -> None:
         assert "data.mdb: is damaged" in error.value.message and most < 8 << 20
 
 
-def test_a_tree_that_names_a_page_again_and_again_ends(tmp_path: Path) -> None:
+def test_a_tree_that_names_a_page_again_and_again_ends(tmp_path):
     """A branch whose children are itself would otherwise grow with every level."""
     path = write(tmp_path / "db", {b"%06d%s" % (i, b"k" * 400): b"" for i in range(2000)}, per_commit=500)
     file = Path(path) / "data.mdb"
@@ -159,12 +157,12 @@ def record(i: int) -> bytes:
 
 
 @pytest.fixture
-def caffes(tmp_path: Path) -> str:
+def caffes(tmp_path):
     """An LMDB of JPEGs, grey ones, PNGs and pixels."""
     return write(tmp_path / "db", {b"%08d_%d.JPEG" % (i, i): record(i) for i in range(8)})
 
 
-def test_the_side_file_of_an_lmdb_of_caffes(caffes: str) -> None:
+def test_the_side_file_of_an_lmdb_of_caffes(caffes):
     path = caffes
     assert index.load(path) is None
     steps: list[tuple[int, int]] = []
@@ -184,7 +182,7 @@ def test_the_side_file_of_an_lmdb_of_caffes(caffes: str) -> None:
         loaded.labels[0] = 1
 
 
-def test_the_mean_is_that_of_all_pixels(tmp_path: Path) -> None:
+def test_the_mean_is_that_of_all_pixels(tmp_path):
     """Large images count more than small ones, and grey ones three times alike."""
     images = [made_images.picture(1, 10, 10), made_images.picture(2, 40, 30), made_images.picture(3, 20, 20, 1)]
     pixels = np.concatenate([np.broadcast_to(i, (*i.shape[:2], 3)).reshape(-1, 3) for i in images]).astype(float)
@@ -197,7 +195,7 @@ def test_the_mean_is_that_of_all_pixels(tmp_path: Path) -> None:
         assert facts.mean_bgr == facts.deviation_bgr == ()
 
 
-def test_a_side_file_without_the_deviation_is_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_side_file_without_the_deviation_is_still_read(tmp_path, monkeypatch):
     path = write(tmp_path / "db", {b"0": record(0)})
     made = indexing.build(path)
     older = {name: value for name, value in asdict(made.facts).items() if name != "deviation_bgr"}
@@ -207,7 +205,7 @@ def test_a_side_file_without_the_deviation_is_still_read(tmp_path: Path, monkeyp
     assert loaded is not None and loaded.facts == replace(made.facts, deviation_bgr=())
 
 
-def test_any_changed_byte_of_the_side_file_is_noticed(caffes: str) -> None:
+def test_any_changed_byte_of_the_side_file_is_noticed(caffes):
     path = caffes
     built = indexing.build(path)
     index.save(built, path)
@@ -232,9 +230,7 @@ def test_any_changed_byte_of_the_side_file_is_noticed(caffes: str) -> None:
 
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.EACCES, PermissionDenied), (errno.ENOSPC, StorageError)])
-def test_a_folder_that_may_not_be_written_is_said(
-    caffes: str, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
-) -> None:
+def test_a_folder_that_may_not_be_written_is_said(caffes, monkeypatch, number, kind):
     def fail(fd: int) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -245,7 +241,7 @@ def test_a_folder_that_may_not_be_written_is_said(
     assert sorted(os.listdir(caffes)) == before
 
 
-def test_the_side_file_of_another_lmdb_is_refused(tmp_path: Path) -> None:
+def test_the_side_file_of_another_lmdb_is_refused(tmp_path):
     """Made in the same way, of as many bytes in as many transactions: only the records differ."""
     one, other = (
         write(tmp_path / name, {b"%08d" % i: raw(np.full((8, 8, 1), first + i, np.uint8), i) for i in range(9)})
@@ -262,7 +258,7 @@ def test_the_side_file_of_another_lmdb_is_refused(tmp_path: Path) -> None:
     assert len(mistakes(other)) == 9
 
 
-def test_a_side_file_that_is_written_over_while_it_is_used(caffes: str) -> None:
+def test_a_side_file_that_is_written_over_while_it_is_used(caffes):
     """`cp` empties the old file first: mapped, the next look at it would end the process."""
     path = caffes
     index.save(indexing.build(path), path)
@@ -290,7 +286,7 @@ def unusable(folder: Path) -> str:
     return write(folder, {b"%02d" % i: value for i, value in enumerate([*map(record, range(4)), *bad])})
 
 
-def test_a_side_file_with_some_records_that_cannot_be_used(tmp_path: Path) -> None:
+def test_a_side_file_with_some_records_that_cannot_be_used(tmp_path):
     path = unusable(tmp_path / "db")
     with pytest.raises(DataError, match="6 records of 10") as error:
         indexing.build_with(path, max_bad=5)
@@ -309,7 +305,7 @@ def test_a_side_file_with_some_records_that_cannot_be_used(tmp_path: Path) -> No
     assert mistakes(path) == mistakes(path, "--decode") == [f"{i:02}" for i in range(4, 10)]
 
 
-def test_everyone_judges_as_the_loader_does(tmp_path: Path) -> None:
+def test_everyone_judges_as_the_loader_does(tmp_path):
     """Index, verify and loader: of arithmetic coding too, which OpenCV decodes, and of a PNG that ends early."""
     whole, png = made_images.jpeg(0, 20, 30), made_images.png(0)
     damaged = bytearray(whole)
@@ -339,7 +335,7 @@ def arithmetic() -> bytes:
     return b"\xff\xd8" + tables + frame + b"\xff\xda\0\x08\x01\x01\0\0\x3f\0" + b"\0" * 8 + b"\xff\xd9"
 
 
-def test_which_images_an_lmdb_holds_is_known_without_its_side_file(tmp_path: Path) -> None:
+def test_which_images_an_lmdb_holds_is_known_without_its_side_file(tmp_path):
     """By a sample, whose cost does not grow with the LMDB; a side file adds the fingerprint of all, and nothing is another set for it."""
     content = {b"%08d" % i: bytes([i % 251]) * (i % 9000) for i in range(700)}  # in the page, and in pages of their own
     pictures = dict.fromkeys(content, raw(np.ones((1, 4, 1), np.uint8), 1))
@@ -358,7 +354,7 @@ def test_which_images_an_lmdb_holds_is_known_without_its_side_file(tmp_path: Pat
     assert same_set(set_of(source), sample), "the side file is of another state, and the sample doesn't see that record"
 
 
-def test_what_is_no_lmdb_or_a_damaged_one_has_no_set(tmp_path: Path) -> None:
+def test_what_is_no_lmdb_or_a_damaged_one_has_no_set(tmp_path):
     assert set_of(str(tmp_path)) == set_of(str(tmp_path / "missing")) == ""
     source = write(tmp_path / "a", {b"%08d" % i: b"x" * 3000 for i in range(300)})
     whole = Path(source, "data.mdb").read_bytes()

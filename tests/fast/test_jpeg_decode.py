@@ -15,7 +15,7 @@ PHOTO = jpeg(60, 90, interval=2)
 
 
 @pytest.fixture(params=NAMES)
-def decoder(request: pytest.FixtureRequest) -> decoding.Decoder:
+def decoder(request):
     if request.param not in DECODERS:
         pytest.skip(f"{request.param} isn't available here")
     return DECODERS[request.param]
@@ -65,7 +65,7 @@ def cases(draw: st.DrawFn) -> tuple[bytes, int, Rectangle | None, int]:
 
 
 @pytest.mark.parametrize("name", NAMES[:-1])
-def test_any_part_of_any_picture(name: str) -> None:
+def test_any_part_of_any_picture(name):
     if name not in DECODERS:
         pytest.skip(f"{name} isn't available here")
 
@@ -78,7 +78,7 @@ def test_any_part_of_any_picture(name: str) -> None:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_parts_along_the_edges_of_segments(decoder: decoding.Decoder, sampling: str) -> None:
+def test_parts_along_the_edges_of_segments(decoder, sampling):
     """Where the colour's smoothing needs the next segment, and where the last one is so narrow that it gets none."""
     for width in (65, 66, 68, 72):
         data = jpeg(50, width, sampling, interval=1)
@@ -92,14 +92,14 @@ def test_parts_along_the_edges_of_segments(decoder: decoding.Decoder, sampling: 
 @pytest.mark.parametrize(
     "mode, options", [("CMYK", {}), ("L", {}), ("RGB", {"keep_rgb": True}), ("RGB", {"subsampling": 2})]
 )
-def test_other_colour_spaces(decoder: decoding.Decoder, mode: str, options: dict[str, object]) -> None:
+def test_other_colour_spaces(decoder, mode, options):
     data = by_pillow(mode, **options)
     for part in (None, Rectangle(10, 20, 30, 31)):
         check(decoder, data, 3, part)
         check(decoder, data, 3, part, 2)
 
 
-def test_sampling_factors_that_no_encoder_writes(decoder: decoding.Decoder) -> None:
+def test_sampling_factors_that_no_encoder_writes(decoder):
     """4:4:4 said as 1x2, 1x2, 1x2: MCUs are 8 x 16, which none of the known samplings has."""
     data = jpeg(64, 48, "4:4:4")
     at = data.index(FRAME) + 11
@@ -115,7 +115,7 @@ def restarts(data: bytes) -> list[int]:
     return [i for i in range(start, len(data) - 1) if data[i] == 0xFF and 0xD0 <= data[i + 1] <= 0xD7]
 
 
-def test_restart_markers_that_are_not_as_the_header_says(decoder: decoding.Decoder) -> None:
+def test_restart_markers_that_are_not_as_the_header_says(decoder):
     """Missing, one too many, wrongly numbered, none at all, or another interval: as in the whole."""
     marks = restarts(PHOTO)
     interval = PHOTO.index(INTERVAL) + 4
@@ -140,7 +140,7 @@ def test_restart_markers_that_are_not_as_the_header_says(decoder: decoding.Decod
             assert np.array_equal(decoder.decode(data, read_header(data), 3, part), reference)
 
 
-def test_files_beyond_decoding(decoder: decoding.Decoder) -> None:
+def test_files_beyond_decoding(decoder):
     tables = PHOTO.index(b"\xff\xc4")
     quantization = PHOTO.index(b"\xff\xdb")
     bogus = changed(PHOTO, tables + 5, b"\xff" * 16)
@@ -156,13 +156,13 @@ def test_files_beyond_decoding(decoder: decoding.Decoder) -> None:
         check(decoder, PHOTO)
 
 
-def test_a_header_of_another_file_is_noticed(decoder: decoding.Decoder) -> None:
+def test_a_header_of_another_file_is_noticed(decoder):
     for other in (jpeg(61, 90, interval=2), jpeg(60, 89, interval=2), jpeg(120, 300), jpeg(8, 8)):
         with pytest.raises(DataError, match="can't be decoded"):
             decoder.decode(PHOTO, read_header(other), 3)
 
 
-def test_changed_files_neither_crash_nor_differ() -> None:
+def test_changed_files_neither_crash_nor_differ():
     """Whatever is in the bytes; a file is refused by all or by none."""
     rng = np.random.default_rng(2)
     sources = [jpeg(33, 50, sampling, interval) for sampling in SAMPLINGS for interval in (0, 1, 3)]
@@ -196,7 +196,7 @@ def test_changed_files_neither_crash_nor_differ() -> None:
             assert all(np.array_equal(pixels, outcomes[0]) for pixels in outcomes)
 
 
-def test_without_the_fast_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_fast_parts(monkeypatch):
     monkeypatch.setenv("STAGERUN_TURBOJPEG", "libnone.so.9")
     states = {state.name: state for state in decoding.tiers()}
     assert not states["compiled"].available and "libnone.so.9" in states["compiled"].reason
@@ -206,7 +206,7 @@ def test_without_the_fast_parts(monkeypatch: pytest.MonkeyPatch) -> None:
             decoding.make_decoder(tier)
 
 
-def test_a_tier_with_other_pixels_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tier_with_other_pixels_is_not_taken(monkeypatch):
     simple = type(DECODERS["simplejpeg"])
     fast = simple.fast
     monkeypatch.setattr(simple, "fast", lambda *arguments: fast(*arguments) ^ 1)

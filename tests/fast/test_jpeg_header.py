@@ -16,7 +16,7 @@ def refused(data: bytes) -> str:
     return error.value.message
 
 
-def test_size_components_and_restarts() -> None:
+def test_size_components_and_restarts():
     header = read_header(PHOTO)
     assert (header.height, header.width, header.components) == (60, 90, 3)
     assert (header.restart_interval, header.progressive) == (2, False)
@@ -27,12 +27,12 @@ def test_size_components_and_restarts() -> None:
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda b: np.frombuffer(b, np.uint8)])
-def test_every_kind_of_buffer_is_read(kind: type) -> None:
+def test_every_kind_of_buffer_is_read(kind):
     assert read_header(kind(PHOTO)) == read_header(PHOTO)
     assert decoding.is_complete(kind(PHOTO)) and not decoding.is_complete(kind(PHOTO[:-2]))
 
 
-def test_a_thumbnail_in_the_metadata_is_not_the_picture() -> None:
+def test_a_thumbnail_in_the_metadata_is_not_the_picture():
     thumbnail = jpeg(8, 8)
     segment = b"\xff\xe1" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail
     data = PHOTO[:2] + segment + PHOTO[2:]
@@ -42,19 +42,19 @@ def test_a_thumbnail_in_the_metadata_is_not_the_picture() -> None:
     assert "cut off" in refused(cut)
 
 
-def test_bytes_between_markers_are_passed_over_as_libjpeg_does() -> None:
+def test_bytes_between_markers_are_passed_over_as_libjpeg_does():
     at = PHOTO.index(FRAME)
     assert read_header(PHOTO[:at] + b"\0\1\2\xff\xff" + PHOTO[at:]).height == 60
 
 
-def test_a_file_that_ends_early_is_not_complete() -> None:
+def test_a_file_that_ends_early_is_not_complete():
     scan = PHOTO.index(SCAN)
     assert not any(decoding.is_complete(PHOTO[:n]) for n in range(len(PHOTO)))
     assert not decoding.is_complete(PHOTO[: scan + 20] + b"\0")
     assert decoding.is_complete(PHOTO + b"camera's own bytes")
 
 
-def test_what_is_no_picture() -> None:
+def test_what_is_no_picture():
     at = PHOTO.index(FRAME)
     assert "not a JPEG" in refused(b"") and "not a JPEG" in refused(b"\x89PNG\r\n\x1a\n")
     assert "12 bits per channel" in refused(changed(PHOTO, at + 4, b"\x0c"))
@@ -67,7 +67,7 @@ def test_what_is_no_picture() -> None:
     assert "segment without a length" in refused(changed(PHOTO, at + 2, b"\0\1"))
 
 
-def test_pictures_that_would_take_all_memory_or_time() -> None:
+def test_pictures_that_would_take_all_memory_or_time():
     at = PHOTO.index(FRAME)
     assert f"{decoding.MAX_PIXELS:,}" in refused(changed(PHOTO, at + 5, b"\xff\xff\xff\xff"))
     progressive = jpeg(16, 16, progressive=True)

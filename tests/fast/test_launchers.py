@@ -3,7 +3,6 @@
 
 import sys
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -63,7 +62,7 @@ BATCH = "SLURM_JOB_ID=6 SLURM_JOB_NODELIST=node[1-2] SLURM_LOCALID=0 SLURM_NODEI
         ),
     ],
 )  # fmt: skip
-def test_the_place_of_a_worker(text: str, place: tuple[int, int, int, int], launcher: str) -> None:
+def test_the_place_of_a_worker(text, place, launcher):
     found = from_environment(env(text))
     assert (found.rank, found.size, found.local_rank, found.local_size) == place
     assert found.launcher == launcher == started_by(env(text)) and launched(env(text))
@@ -82,7 +81,7 @@ def test_the_place_of_a_worker(text: str, place: tuple[int, int, int, int], laun
     ],
     ids=["nothing", "sbatch", "salloc", "mpirun -np 1", "mpiexec -n 1", "srun -n1"],
 )
-def test_a_process_that_is_alone_may_start_workers_itself(text: str) -> None:
+def test_a_process_that_is_alone_may_start_workers_itself(text):
     assert not launched(env(text)) and from_environment(env(text)) == World() and started_by(env(text)) == ""
 
 
@@ -100,12 +99,12 @@ def test_a_process_that_is_alone_may_start_workers_itself(text: str) -> None:
         (f"RANK=0 WORLD_SIZE=1 {OPEN_MPI}", "Open MPI's mpirun has started this process as rank 3 of 5"),
     ],
 )
-def test_contradictions_are_reported(text: str, said: str) -> None:
+def test_contradictions_are_reported(text, said):
     with pytest.raises(PeerError, match=said):
         from_environment(env(text))
 
 
-def test_who_speaks_and_whose_terminal_it_is() -> None:
+def test_who_speaks_and_whose_terminal_it_is():
     assert launched(env("RANK=0 WORLD_SIZE=1")), "torchrun is joined with one worker, too"
     # A rank that is set for all alike is not who speaks; but a script's is, which starts several in each of its processes.
     assert rank_said(env(f"RANK=0 WORLD_SIZE=3 {STEP}")) == 2 and rank_said(env(f"RANK=0 WORLD_SIZE=1 {OPEN_MPI}")) == 3
@@ -130,7 +129,7 @@ def test_who_speaks_and_whose_terminal_it_is() -> None:
         ("10.0.0.1\n[fe80::1]:2\n", [("10.0.0.1", None), ("[fe80::1]", 2)]),
     ],
 )
-def test_forms(tmp_path: Path, text: str, expected: list[tuple[str, int | None]]) -> None:
+def test_forms(tmp_path, text, expected):
     hosts = tmp_path / "hosts"
     hosts.write_text(text)
     assert [(host.name, host.slots) for host in read_hosts(str(hosts))] == expected
@@ -159,7 +158,7 @@ def test_forms(tmp_path: Path, text: str, expected: list[tuple[str, int | None]]
         ),
     ],
 )
-def test_names(text: str, names: str) -> None:
+def test_names(text, names):
     """'': it is none."""
     if names:
         assert expand(text) == names.split()
@@ -172,7 +171,7 @@ def test_names(text: str, names: str) -> None:
     "text, tasks",
     [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), *((text, []) for text in ("", "2(x", "x", "2(x999999999)"))],
 )
-def test_tasks_per_node(text: str, tasks: list[int]) -> None:
+def test_tasks_per_node(text, tasks):
     if tasks:
         assert per_node(text) == tasks
     else:
@@ -183,7 +182,7 @@ def test_tasks_per_node(text: str, tasks: list[int]) -> None:
 # -- where ranks meet
 
 
-def test_a_port_that_all_compute_alike() -> None:
+def test_a_port_that_all_compute_alike():
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
     others = {**step, "SLURM_STEP_ID": "1"}, {**step, "SLURM_RESTART_COUNT": "1"}
     assert len({job_number(one) for one in (step, *others)}) == 3
@@ -195,7 +194,7 @@ def said(rank: int, size: int, local_size: int, launcher: str, environment: dict
     return meet(world, environment, patience=5.0)
 
 
-def test_one_node_needs_no_more_than_the_jobs_number_and_what_is_given_counts() -> None:
+def test_one_node_needs_no_more_than_the_jobs_number_and_what_is_given_counts():
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "far"}
     first, second = (said(rank, 2, 2, "srun", step) for rank in range(2))
     assert first == second == meeting.Meeting("127.0.0.1", port_of(job_number(step)), "lo")
@@ -212,7 +211,7 @@ DOCKER, ETH = Interface("docker0", "172.17.0.1"), Interface("eth0", "10.1.0.1")
 
 
 @pytest.fixture
-def misleading(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def misleading(monkeypatch):
     """A host with these two, whose own name leads to its loopback device."""
     here = {"interfaces": lambda: [DOCKER, ETH], "by_default": lambda here: by_default(here, ROUTES)}
     for name, found in {**here, "own_name_misleads": lambda: True, "resolve": lambda name: "10.9.0.9"}.items():
@@ -220,7 +219,7 @@ def misleading(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_rank_0_at_its_own_name_takes_the_interface_of_the_default_route(misleading: object) -> None:
+def test_rank_0_at_its_own_name_takes_the_interface_of_the_default_route(misleading):
     assert by_default([DOCKER, ETH], ROUTES) == ETH
     assert by_default([DOCKER], ROUTES) == by_default([DOCKER], "") == DOCKER
     assert by_default([DOCKER, ETH], "") is None
@@ -239,9 +238,7 @@ def test_rank_0_at_its_own_name_takes_the_interface_of_the_default_route(mislead
         ("the environment", {"MASTER_ADDR": "a", "MASTER_PORT": "0"}, "MASTER_PORT must be a port number"),
     ],
 )
-def test_no_place_to_meet_is_reported(
-    launcher: str, environment: dict[str, str], text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_place_to_meet_is_reported(launcher, environment, text, monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)  # it can't be imported
     with pytest.raises(PeerError, match=text):
         said(0, 2, 1, launcher, environment)
@@ -262,9 +259,7 @@ class OfFour:
     "wanted, misleads, address, interface",
     [("docker0", False, "172.17.0.1", "docker0"), ("", True, "10.1.0.1", "eth0"), ("", False, "10.9.0.9", "")],
 )
-def test_under_mpi_rank_0_says_by_mpi4py_where_it_is(
-    wanted: str, misleads: bool, address: str, interface: str, misleading: pytest.MonkeyPatch
-) -> None:
+def test_under_mpi_rank_0_says_by_mpi4py_where_it_is(wanted, misleads, address, interface, misleading):
     fake = SimpleNamespace(COMM_WORLD=OfFour(), Init=lambda: None, Finalize=lambda: None)
     mpi4py = ModuleType("mpi4py")
     mpi4py.rc, mpi4py.MPI, mpi4py.__spec__ = SimpleNamespace(), fake, ModuleSpec("mpi4py", None)  # type: ignore[attr-defined]

@@ -11,13 +11,13 @@ import stagerun
 SCHEDULE = Path(__file__).parents[2] / "solvers" / "resnet50_72ep"
 
 
-def test_every_name_is_there() -> None:
+def test_every_name_is_there():
     assert all(hasattr(stagerun, name) for name in stagerun.__all__) and set(stagerun.__all__) <= set(dir(stagerun))
     with pytest.raises(AttributeError, match="module 'stagerun' has no attribute 'trian'"):
         stagerun.trian  # noqa: B018
 
 
-def test_plan_is_the_function_whatever_was_imported_before() -> None:
+def test_plan_is_the_function_whatever_was_imported_before():
     import stagerun.plan as folder
     from stagerun import plan
 
@@ -25,7 +25,7 @@ def test_plan_is_the_function_whatever_was_imported_before() -> None:
     assert stagerun.plan(SCHEDULE, "nowhere").stages[0].stage.name == "init"
 
 
-def test_a_plan_is_what_the_command_prints(tmp_path: Path) -> None:
+def test_a_plan_is_what_the_command_prints(tmp_path):
     schedule = stagerun.load(SCHEDULE, ["cyc2.base_lr=0.5"])
     found = stagerun.plan(schedule, tmp_path)
     assert str(found) == render_text(found) and "cyc2      cyc1" in str(found)
@@ -35,7 +35,7 @@ def test_a_plan_is_what_the_command_prints(tmp_path: Path) -> None:
     assert [p.stage.name for p in stagerun.plan(SCHEDULE, tmp_path, until="cyc1").work] == ["init", "cyc1"]
 
 
-def test_mistakes_are_shown_as_the_command_shows_them() -> None:
+def test_mistakes_are_shown_as_the_command_shows_them():
     with pytest.raises(RecipeError) as caught:
         stagerun.load(SCHEDULE, ["cyc2.base_rl=0.5", "seeed=2"])
     assert str(caught.value) == caught.value.render()
@@ -47,7 +47,7 @@ def test_mistakes_are_shown_as_the_command_shows_them() -> None:
         stagerun.plan(SCHEDULE, only="inti")
 
 
-def test_a_report_has_the_rows_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_has_the_rows_of_the_command(tmp_path, capsys):
     outs = made_up_runs.three_seeds(tmp_path)
     found = stagerun.report(outs)
     assert [(row["run"], row["stage"], row["top1"]) for row in found[:3]] == [

@@ -77,17 +77,17 @@ def played(id: str) -> str:
 
 
 @pytest.mark.parametrize("id", CASES)
-def test_what_is_found(id: str) -> None:
+def test_what_is_found(id):
     assert played(id) == (GOLDEN / f"{id}.txt").read_text(), "run scripts/golden and read the difference"
 
 
-def test_every_rule_has_its_cases_and_nothing_is_found_where_nothing_is() -> None:
+def test_every_rule_has_its_cases_and_nothing_is_found_where_nothing_is():
     assert set(CASES) == set(RULES) - {"far-mean"}
     assert all(any(f"[{id}]" in text for _, text in cases(id)) for id in CASES)
     assert found() == []
 
 
-def test_images_that_are_here_are_looked_at(tmp_path: Path) -> None:
+def test_images_that_are_here_are_looked_at(tmp_path):
     """A mean, and sizes of which only some fit; a comment is no finding where they aren't here."""
     for name, level, side in (("white", 240, 64), ("small", 100, 27)):
         (tmp_path / name / "a").mkdir(parents=True)
@@ -112,7 +112,7 @@ def test_images_that_are_here_are_looked_at(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("id", [id for id in CASES if RULES[id].level is Level.WARNING and id != "lint-comment"])
-def test_a_comment_silences_it(id: str) -> None:
+def test_a_comment_silences_it(id):
     edits, expected = cases(id)[0]
     name, number = re.match(r"(\w+)\.prototxt:(\d+):", expected).groups()
     lines = (texts := changed(edits))[name].splitlines()
@@ -120,13 +120,13 @@ def test_a_comment_silences_it(id: str) -> None:
     assert found(**(texts | {name: "\n".join(lines)})) == []
 
 
-def test_every_rule_is_explained(tmp_path: Path) -> None:
+def test_every_rule_is_explained(tmp_path):
     told = contract.stagerun(["help", "lint"], tmp_path)
     assert told.exit_code == 0 and all(id in told.output for id in RULES)
 
 
 @pytest.mark.parametrize("folder", sorted(p.name for p in SOLVERS.iterdir() if (p / "schedule.prototxt").exists()))
-def test_what_comes_with_stagerun_is_clean(folder: str) -> None:
+def test_what_comes_with_stagerun_is_clean(folder):
     schedule = language.load(SOLVERS / folder)
     assert [p.render() for p in problems(schedule, lint(schedule)) if p.level is Level.WARNING] == []
 

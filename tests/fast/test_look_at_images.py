@@ -42,7 +42,7 @@ def make(folder: Path, **wrong: int) -> str:
 @pytest.mark.parametrize(
     ("name", "label", "line"), [("train", 10, 1), ("val", 99, 1), ("second", 10, 1), ("other", 5, 11)]
 )
-def test_a_label_out_of_range_is_found_among_all_records(tmp_path: Path, name: str, label: int, line: int) -> None:
+def test_a_label_out_of_range_is_found_among_all_records(tmp_path, name, label, line):
     folder = make(tmp_path, **{name: label})
     with pytest.raises(DataError) as error:
         preflight(load(folder))
@@ -50,7 +50,7 @@ def test_a_label_out_of_range_is_found_among_all_records(tmp_path: Path, name: s
     assert f"change `num_classes` ({folder}/schedule.prototxt:{line})" in error.value.hint
 
 
-def test_a_crop_that_is_larger_than_the_images_has_its_place(tmp_path: Path) -> None:
+def test_a_crop_that_is_larger_than_the_images_has_its_place(tmp_path):
     folder = make(tmp_path)
     preflight(load(folder))
     for field in (
@@ -64,7 +64,7 @@ def test_a_crop_that_is_larger_than_the_images_has_its_place(tmp_path: Path) -> 
         assert "lower `crop_size` (--set:1)" in error.value.hint
 
 
-def test_pictures_and_classes_are_held_against_each_other(tmp_path: Path) -> None:
+def test_pictures_and_classes_are_held_against_each_other(tmp_path):
     """One image too small for the last stage's crop, and classes that validation counts otherwise."""
     for name, classes in (("train", ("cat", "dog")), ("val", ("dog", "other"))):
         images = [made_images.jpeg(i, 20 if (name, i) == ("train", 5) else 40, 50) for i in range(8)]

@@ -37,7 +37,7 @@ TRUNK = "max_iter: 200\ntransform_param { mirror: false crop_size: 32 scale: 0.0
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     tmp_path.joinpath("schedule.prototxt").write_text(TREE)
     tmp_path.joinpath("trunk.prototxt").write_text(TRUNK)
     return tmp_path
@@ -70,7 +70,7 @@ def offered(folder: Path, marked: str, name: str = "schedule.prototxt") -> dict[
 
 
 @pytest.mark.parametrize(("encoding", "units"), [("utf-16", 6), ("utf-8", 8), ("utf-32", 5)])
-def test_columns_are_in_the_editors_units(encoding: str, units: int) -> None:
+def test_columns_are_in_the_editors_units(encoding, units):
     text = Text('\ufeff# a\r\n"\U0001f600" : 1\rb\u2028\x0bc: 2', encoding)
     colon = text.text.index(" :") + 1
     assert text.position(colon + 1) == (1, units)
@@ -80,7 +80,7 @@ def test_columns_are_in_the_editors_units(encoding: str, units: int) -> None:
     assert all(text.at(*text.position(n)) == n for n in range(len(text.text)) if text.text[n - 1 : n + 1] != "\r\n")
 
 
-def test_any_text_has_places() -> None:
+def test_any_text_has_places():
     rng, kind = random.Random(1), look("/", {"/schedule.prototxt": ""}).kinds["schedule.prototxt"]
     words = [*re.findall(r"\w+|\S", TREE), "[", "]", "<", ">", "{", "}", "'", "#", "\n", "\U0001f600", "\r\n"]
     for _ in range(300):
@@ -100,7 +100,7 @@ def test_any_text_has_places() -> None:
         ('"trunk"', '"no_file"'),
     ],
 )
-def test_mistakes_and_findings_are_those_of_check(folder: Path, old: str, new: str) -> None:
+def test_mistakes_and_findings_are_those_of_check(folder, old, new):
     (folder / "schedule.prototxt").write_text(TREE.replace(old, new, 1))
     found = look(str(folder), {}).problems
     shown = contract.stagerun(["check", folder], folder).output
@@ -109,7 +109,7 @@ def test_mistakes_and_findings_are_those_of_check(folder: Path, old: str, new: s
     assert any(problem.level is not Level.NOTE for problem in found) == bool(old)
 
 
-def test_the_editors_texts_count_in_place_of_files(folder: Path) -> None:
+def test_the_editors_texts_count_in_place_of_files(folder):
     first, own = str(folder / "schedule.prototxt"), str(folder / "trunk.prototxt")
     for typed in ({own: "max_iter: -1"}, {first: TREE.replace("base_lr", "base_rl")}, {first: TREE, own: "\udc80"}):
         found = look(str(folder), typed).mistakes
@@ -134,12 +134,12 @@ def test_the_editors_texts_count_in_place_of_files(folder: Path) -> None:
         ('"resnet18"', '"resnet|18"', "."),
     ],
 )
-def test_hover_is_explain_or_the_manual(folder: Path, words: str, under: str, shown: str) -> None:
+def test_hover_is_explain_or_the_manual(folder, words, under, shown):
     found, path, text, place = at_words(folder, words, under)
     assert re.search(shown, hover_text(found, path, text, place))
 
 
-def test_fields_that_are_not_given_are_offered(folder: Path) -> None:
+def test_fields_that_are_not_given_are_offered(folder):
     found = offered(folder, "solver { base_lr: 0.1 | momentum: 0.9 }")
     assert found["weight_decay"] == "weight_decay: " and found["transform_param"] == "transform_param { "
     assert "base_lr" not in found and "momentum" not in found and "param" in found
@@ -149,7 +149,7 @@ def test_fields_that_are_not_given_are_offered(folder: Path) -> None:
     assert offered(folder, "nothing { | }") == {} and offered(folder, "seed: 1 # |") == {}
 
 
-def test_values_are_offered(folder: Path) -> None:
+def test_values_are_offered(folder):
     assert list(offered(folder, "solver { transform_param { mirror: | } }")) == ["true", "false"]
     assert "NORM" in offered(folder, "solver { param { kind: N| } }")
     assert offered(folder, "solver { lr_policy: | }")["poly"] == '"poly"'
@@ -173,7 +173,7 @@ def test_values_are_offered(folder: Path) -> None:
         ("max_epoch", "max_|epoch", ""),
     ],
 )
-def test_definitions(folder: Path, words: str, under: str, line: str) -> None:
+def test_definitions(folder, words, under, line):
     found, path, text, place = at_words(folder, words, under)
     span = names.definition_of(found, path, text, place, lambda path: Path(path).exists())
     if span is None:
@@ -199,14 +199,14 @@ def test_definitions(folder: Path, words: str, under: str, line: str) -> None:
         *(("", wrong) for wrong in ("nesterov: true", "train_net: 'a'", "oops: 1", "mirror: true", "base_lr:")),
     ],
 )
-def test_a_hint_that_can_be_followed_is_an_action_and_no_other(folder: Path, good: str, wrong: str) -> None:
+def test_a_hint_that_can_be_followed_is_an_action_and_no_other(folder, good, wrong):
     text = Text(TREE.replace(good or "base_lr: 0.2", wrong))
     found = look(str(folder), {str(folder / "schedule.prototxt"): text.text})
     fixes = [mended for problem in found.mistakes if (mended := fix(found, text, problem))]
     assert found.mistakes and [names.changed_text(text.text, [one.edit]) for one in fixes][:1] == [TREE] * bool(good)
 
 
-def test_without_the_extra_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_the_extra_it_says_so(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pygls", None)
     monkeypatch.setitem(sys.modules, "pygls.lsp.server", None)
     shown = contract.stagerun(["lsp"], tmp_path)

@@ -1,7 +1,5 @@
 """Net prototxts of Caffe's, read and resolved: sizes, older forms, phases, shared parameters, the canonical form, and `plan --net`."""
 
-from pathlib import Path
-
 import contract
 import net_texts
 import pytest
@@ -25,9 +23,7 @@ from net_texts import between, canonical, net_from, only
     ],
     ids=("alexnet", "resnet50"),
 )
-def test_parameters_and_multiply_adds_are_the_published_ones(
-    text: str, parameters: int, multiply_adds: int, tmp_path: Path
-) -> None:
+def test_parameters_and_multiply_adds_are_the_published_ones(text, parameters, multiply_adds, tmp_path):
     (tmp_path / "net").write_text(text)
     done = contract.stagerun(["plan", "--net", "net"], tmp_path)
     (total,) = (line.split()[1:] for line in done.output.splitlines() if line.startswith("total "))
@@ -68,12 +64,12 @@ def test_parameters_and_multiply_adds_are_the_published_ones(
         ('type: "Eltwise" bottom: "data" top: "last" eltwise_param { coeff: 1 coeff: -1 }', ((6, 8, 8),)),
     ],
 )
-def test_shapes(layer: str, shapes: tuple[net.Shape, ...]) -> None:
+def test_shapes(layer, shapes):
     found = net_from(between(f'layer {{ name: "x" bottom: "data" {layer} }}'), (6, 8, 8))
     assert only(found, "x").shapes == shapes
 
 
-def test_parameters_of_the_smaller_layers() -> None:
+def test_parameters_of_the_smaller_layers():
     text = between(
         'layer { name: "s" type: "Scale" bottom: "data" top: "s" scale_param { axis: 1 num_axes: 2 bias_term: true } }',
         'layer { name: "b" type: "Bias" bottom: "s" top: "b" bias_param { num_axes: -1 filler { value: 2 } } }',
@@ -135,13 +131,13 @@ layers { layer { name: "loss" type: "softmax_loss" } bottom: "ip" bottom: "label
 
 
 @pytest.mark.parametrize("old", [V1, V0], ids=["V1", "V0"])
-def test_an_older_form_is_the_same_net(old: str) -> None:
+def test_an_older_form_is_the_same_net(old):
     assert canonical(old) == canonical(TODAY) and net_from(old) == net_from(TODAY)
     (reader,) = read(old, "net", Problems()).readers("TRAIN")
     assert (reader.name, reader.type, reader.crop_size) == ("data", "Data", 24)
 
 
-def test_inputs_beside_the_layers() -> None:
+def test_inputs_beside_the_layers():
     end = 'layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 10 } }'
     one = net_from(f'input: "data" input_dim: 9 input_dim: 3 input_dim: 5 input_dim: 7 {end}', None)
     other = net_from(f'input: "data" input_shape {{ dim: 1 dim: 3 dim: 5 dim: 7 }} {end}', None)
@@ -149,7 +145,7 @@ def test_inputs_beside_the_layers() -> None:
     assert (one.shape, one.train.images, one.train.logits, one.num_classes) == ((3, 5, 7), "data", "ip", 10)
 
 
-def test_fields_that_caffe_passes_over() -> None:
+def test_fields_that_caffe_passes_over():
     """`input` without shapes where a layer has that top, a V0 layer's fields of windows, and what a dropout drops in testing."""
     ip = 'layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 10 } }'
     given = 'layer { name: "d" type: "Input" top: "data" input_param { shape { dim: 1 dim: 3 dim: 5 dim: 7 } } }'
@@ -162,7 +158,7 @@ def test_fields_that_caffe_passes_over() -> None:
     assert net_from(between(drop, kept)).train == net_from(between(kept)).train
 
 
-def test_the_two_names_of_shared_parameters() -> None:
+def test_the_two_names_of_shared_parameters():
     text = """
     layers { name: "data" type: DATA top: "data" top: "label" }
     layers { name: "a" type: INNER_PRODUCT bottom: "data" top: "a" param: "w" param: "" inner_product_param { num_output: 10 } }
@@ -196,7 +192,7 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
         (State(level=4), State(stages=frozenset({"quick", "all"})), ("data drop ip loss", "data ip acc loss")),
     ],
 )
-def test_phase_level_and_stage(train: State, test: State, expected: tuple[str, str]) -> None:
+def test_phase_level_and_stage(train, test, expected):
     """A net without images for testing is tested with those of training."""
     found = net_from(PHASES, train=train, test=test)
     assert tuple(" ".join(layer.name for layer in p.layers) for p in (found.train, found.test)) == expected
@@ -204,7 +200,7 @@ def test_phase_level_and_stage(train: State, test: State, expected: tuple[str, s
     assert (again.train, again.test) == (found.train, found.test)
 
 
-def test_batch_norm_alone_as_intels_merged_one_and_its_filler_for_the_scale_after_it() -> None:
+def test_batch_norm_alone_as_intels_merged_one_and_its_filler_for_the_scale_after_it():
     norm = 'layer { name: "bn" type: "BatchNorm" bottom: "data" top: "data" INSIDE }'
     scale = 'layer { name: "sc" type: "Scale" bottom: "data" top: "last" scale_param { bias_term: true } }'
     three = "param { lr_mult: 0 } param { lr_mult: 0 } param { lr_mult: 0 }"
@@ -219,7 +215,7 @@ def test_batch_norm_alone_as_intels_merged_one_and_its_filler_for_the_scale_afte
     assert blobs(merged) == {"bn.weight": 1.0, "bn.bias": 3.0, "sc.weight": 1.0, "sc.bias": 0.0}
 
 
-def test_caffes_own_engine_reads_no_fillers_of_a_norm() -> None:
+def test_caffes_own_engine_reads_no_fillers_of_a_norm():
     """With it a Scale after it starts at 1; and the canonical form, which has no engine, says so, too."""
     norm = 'layer { name: "bn" type: "BatchNorm" bottom: "data" top: "data" OWN batch_norm_param { filler { value: 0 } INSIDE } }'
     scale = 'layer { name: "sc" type: "Scale" bottom: "data" top: "last" }'
@@ -239,7 +235,7 @@ def test_caffes_own_engine_reads_no_fillers_of_a_norm() -> None:
     assert start('engine: "CAFFE"') == start(inside="engine: CAFFE") == start(beside='engine: "CAFFE" ') == 1
 
 
-def test_multipliers_of_a_shared_parameter_are_those_of_the_first_layer_that_says_them() -> None:
+def test_multipliers_of_a_shared_parameter_are_those_of_the_first_layer_that_says_them():
     layer = 'layer {{ name: "{0}" type: "PReLU" bottom: "{1}" top: "{2}" param {{ name: "w" {3} }} }}'
 
     def text(*said: str) -> str:
@@ -254,7 +250,7 @@ def test_multipliers_of_a_shared_parameter_are_those_of_the_first_layer_that_say
     assert {(blob.name, blob.lr_mult, blob.decay_mult) for blob in blobs} == {("p0.weight", 2.0, 0.0)}
 
 
-def test_numbers_are_single_as_in_caffe() -> None:
+def test_numbers_are_single_as_in_caffe():
     found = net_from(between('layer { name: "p" type: "Power" bottom: "data" top: "last" power_param { scale: 0.1 } }'))
     assert only(found, "p").settings == net.Power(scale=0.10000000149011612)
     assert only(net_from(TODAY), "conv1").blobs[1].lr_mult == 2
@@ -278,7 +274,7 @@ DRAWN = {
 
 @examples(100)
 @given(st.sampled_from(list(DRAWN)), NUMBERS, NUMBERS)
-def test_a_canonical_form_read_again_is_the_same_net(kind: str, x: float, y: float) -> None:
+def test_a_canonical_form_read_again_is_the_same_net(kind, x, y):
     found = net_from(
         between(f'layer {{ name: "x" type: "{kind}" bottom: "data" top: "last" {DRAWN[kind].format(x=x, y=y)} }}')
     )
@@ -286,7 +282,7 @@ def test_a_canonical_form_read_again_is_the_same_net(kind: str, x: float, y: flo
     assert (again.train, again.test, again.text) == (found.train, found.test, found.text)
 
 
-def test_the_canonical_form_is_that_of_what_is_computed() -> None:
+def test_the_canonical_form_is_that_of_what_is_computed():
     text = TODAY.replace("\n  ", " ")
     noisy = "# a comment\nname: 'other'\n" + text.replace('top: "conv1" param', 'top: "conv1" # here\n param').replace(
         "kernel_size: 5", "engine: CUDNN, kernel_size: 5; dilation: 1 bias_term: true"
@@ -295,6 +291,6 @@ def test_the_canonical_form_is_that_of_what_is_computed() -> None:
     assert canonical(text.replace("kernel_size: 5", "kernel_size: 3")) != canonical(text)
 
 
-def test_a_stored_form_without_the_images_size_is_refused() -> None:
+def test_a_stored_form_without_the_images_size_is_refused():
     with pytest.raises(RecipeError, match="the size of the images isn't known"):
         net_of(canonical(TODAY), None)

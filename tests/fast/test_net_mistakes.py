@@ -39,7 +39,7 @@ INPUT = 'layer { name: "i" type: "Input" top: "data" input_param { shape {'
     ],
     ids=("million", "empty", "cyclic", "unknown", "deep", "deep_fields", "bottoms", "tops", "axes", "doubling", "outputs"),
 )  # fmt: skip
-def test_hostile_nets_end_soon_in_few_mistakes(text: str, expected: str, tmp_path: Path) -> None:
+def test_hostile_nets_end_soon_in_few_mistakes(text, expected, tmp_path):
     (tmp_path / "net").write_text(text)
     start = time.process_time()
     done = contract.stagerun(["plan", "--net", "net", "--size", "3x32x32"], tmp_path)
@@ -48,13 +48,13 @@ def test_hostile_nets_end_soon_in_few_mistakes(text: str, expected: str, tmp_pat
 
 
 @pytest.mark.parametrize("size", [3_000, 2_000_000])
-def test_weights_are_no_net(size: int, tmp_path: Path) -> None:
+def test_weights_are_no_net(size, tmp_path):
     (tmp_path / "net.caffemodel").write_bytes(b"\x0a\x05LeNet\x00\xa2" * (size // 9))
     done = contract.stagerun(["plan", "--net", "net.caffemodel"], tmp_path)
     assert (done.exit_code, "is it a .prototxt?" in done.stderr, done.stderr.count("hint:")) == (64, True, 1)
 
 
-def test_a_net_of_many_layers_is_read() -> None:
+def test_a_net_of_many_layers_is_read():
     text = chain('layer{{name:"a{i}" type:"ReLU" bottom:"data" top:"data"}}') + END.replace("LAST", "data")
     assert len(net_texts.net_from(text).train.layers) == MANY + 3
 
@@ -72,7 +72,7 @@ def damaged_braces() -> list[str]:
     return found
 
 
-def test_a_brace_too_few_or_too_many_is_a_mistake_with_a_place() -> None:
+def test_a_brace_too_few_or_too_many_is_a_mistake_with_a_place():
     refused = 0
     for text in damaged_braces():
         try:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from facade import Datum, Inventory, RecipeError, caffe_pb2, read_recipe, recipe, render_text, write_lmdb
@@ -39,7 +38,7 @@ Write = Callable[..., recipe.Schedule]
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
+def write(tmp_path):
     """A schedule beside the net, whose images lie where Caffe was started: in the folder above both."""
     (tmp_path / "nets").mkdir()
     (tmp_path / "one").mkdir()
@@ -62,7 +61,7 @@ def mistakes(write: Write, **texts: str) -> str:
     return "\n".join(problem.render() for problem in error.value.problems)
 
 
-def test_a_solver_of_a_few_words_is_a_schedule(write: Write, tmp_path: Path) -> None:
+def test_a_solver_of_a_few_words_is_a_schedule(write, tmp_path):
     schedule = write()
     (stage,) = schedule.stages
     solver = stage.solver
@@ -78,7 +77,7 @@ def test_a_solver_of_a_few_words_is_a_schedule(write: Write, tmp_path: Path) -> 
     assert stage.origins["solver.batch_size"].layer == "net"
 
 
-def test_the_schedule_wins(write: Write) -> None:
+def test_the_schedule_wins(write):
     more = 'transform_param { scale: 2 } batch_size: 8 device_batch_size: 2 param { name: "ip.bias" lr_mult: 3 }'
     solver = write(stage=more).stages[0].solver
     assert (solver.batch_size, solver.device_batch_size, solver.transform.scale) == (8, 2, 2)
@@ -87,20 +86,20 @@ def test_the_schedule_wins(write: Write) -> None:
     assert write(stage='clear: "transform_param"').stages[0].solver.transform.scale == 1
 
 
-def test_a_layers_name_is_no_pattern_for_others(write: Write) -> None:
+def test_a_layers_name_is_no_pattern_for_others(write):
     said, other = "lr_mult: 1 } param { lr_mult: 2 decay_mult: 0 }\n  inner", "lr_mult: 3 }\n  inner"
     net = NET.replace('"ip"', '"a[b]?"').replace(said, other).replace('name: "conv1"', 'name: "*"')
     found = {rule.name: rule.lr_mult for rule in write(net=net).stages[0].solver.param}
     assert found == {"[*].bias": 2.0, "a[[]b][?].weight": 3.0}
 
 
-def test_plan_counts(write: Write) -> None:
+def test_plan_counts(write):
     said = render_text(make_plan(write(), Inventory()))
     # 6 x 25 + 6 and 10 x 96 + 10; 150 weights at 16 places, and 960 once.
     assert "1126 parameters, 0.00336 million multiply-adds for an image of 1 x 8 x 8" in said
 
 
-def test_what_makes_a_snapshot_stale(write: Write) -> None:
+def test_what_makes_a_snapshot_stale(write):
     before = write().stages[0].identity
     defaults = NET.replace("name:", "# a comment\nname:", 1).replace("num_output: 6", "num_output: 6 bias_term: true")
     assert write(net=defaults.replace('"small"', '"other"')).stages[0].identity == before
@@ -108,18 +107,18 @@ def test_what_makes_a_snapshot_stale(write: Write) -> None:
     assert {key for key in before if before[key] != after[key]} == {recipe.NET}
 
 
-def test_a_stored_recipe_holds_the_net(write: Write) -> None:
+def test_a_stored_recipe_holds_the_net(write):
     schedule = write()
     stored = read_recipe(canonical(schedule))
     assert stored.model == replace(schedule.model, spare_classes=False)
     assert stored.stages[0].model.net == schedule.stages[0].model.net and "conv1" in (stored.model.net or "")
 
 
-def test_a_model_beside_the_net_says_the_same_thing(write: Write) -> None:
+def test_a_model_beside_the_net_says_the_same_thing(write):
     assert "`model` and `net` say the same thing" in mistakes(write, stage='model { name: "resnet18" num_classes: 2 }')
 
 
-def test_a_net_teaches_another_network(write: Write) -> None:
+def test_a_net_teaches_another_network(write):
     schedule = 'model { name: "resnet_small" num_classes: 10 channels: 1 } data { train { source: "../images/train" } }'
     big = f'stage {{ name: "big" from: "" solver_param {{ {SOLVER.replace("test_interval: 5", "")}  transform_param {{ crop_size: 8 }} }} }}'
     plain = 'batch_size: 4 device_batch_size: 4 base_lr: 0.1 lr_policy: "fixed" max_iter: 2 transform_param { crop_size: 8 }'
@@ -128,7 +127,7 @@ def test_a_net_teaches_another_network(write: Write) -> None:
     assert found.stage("main").solver.teacher == "big"
 
 
-def test_a_model_without_a_name_says_more_of_the_net_that_the_solver_names(write: Write) -> None:
+def test_a_model_without_a_name_says_more_of_the_net_that_the_solver_names(write):
     plain = write()
     schedule = write(schedule="model { num_classes: 10 }")
     assert schedule.stages[0].model == plain.stages[0].model
@@ -150,15 +149,13 @@ def mean(*shape: int, data: list[float]) -> bytes:
         (mean(1, 3, 1, 1, data=[1, 2, 3]), "../broken.mean has 3 channels, and the images have 1"),
     ],
 )
-def test_a_broken_mean_file_is_found_where_the_schedule_names_it(
-    file: bytes, said: str, write: Write, tmp_path: Path
-) -> None:
+def test_a_broken_mean_file_is_found_where_the_schedule_names_it(file, said, write, tmp_path):
     (tmp_path / "broken.mean").write_bytes(file)
     found = mistakes(write, stage='test_transform_param { mean_file: "../broken.mean" }')
     assert said in found and "one/schedule.prototxt:2:" in found and found.count("mistake") == 0
 
 
-def test_a_mean_file_that_is_missing_is_asked_for_first(write: Write) -> None:
+def test_a_mean_file_that_is_missing_is_asked_for_first(write):
     said = mistakes(write, net=NET.replace("mean_value: 7", 'mean_file: "mean.binaryproto"', 1))
     assert "mean.binaryproto is not there" in said and "hint: put the file there" in said
     assert "one number" in said and "B, G, R" not in said  # the images are grey

@@ -21,7 +21,7 @@ def code(of: recipe.Schedule) -> dict[str, str]:
     return {k: v for k, v in of.stages[0].identity.items() if k.startswith("code.")}
 
 
-def test_arguments_have_one_text_however_they_are_written() -> None:
+def test_arguments_have_one_text_however_they_are_written():
     for args in (
         'args { width: 8 act: "gelu" big: true p: 0.1 depths: [1, 2] }',
         "args: { depths: [1,2]; p: 1e-1, big: true act: 'gelu'\n width: 8 }",
@@ -32,7 +32,7 @@ def test_arguments_have_one_text_however_they_are_written() -> None:
         assert (stored.moving_average_fraction, stored.sources) == (None, None)
 
 
-def test_a_stage_depends_on_each_file_that_it_needs_and_on_every_edit_of_it() -> None:
+def test_a_stage_depends_on_each_file_that_it_needs_and_on_every_edit_of_it():
     made = schedule('name: "mynet.py:build"', FILES | {"unused.py": "def ("})
     before, edited = code(made), code(schedule('name: "mynet.py:build"', FILES | {"blocks.py": "# one"}))
     assert before.keys() == {"code.mynet.py", "code.blocks.py"} and "model.args" not in made.stages[0].identity
@@ -40,7 +40,7 @@ def test_a_stage_depends_on_each_file_that_it_needs_and_on_every_edit_of_it() ->
     assert not [k for k in schedule('name: "resnet18"').stages[0].identity if k.startswith(("code.", "model.args"))]
 
 
-def test_the_files_of_a_function_are_all_that_it_imports_below_the_folder() -> None:
+def test_the_files_of_a_function_are_all_that_it_imports_below_the_folder():
     files = {
         "nets/mynet.py": "import torch.nn\nfrom . import blocks\ndef build():\n    import layers.norm as n\n",
         "nets/__init__.py": "",
@@ -80,9 +80,9 @@ def test_the_files_of_a_function_are_all_that_it_imports_below_the_folder() -> N
         "try:\n    import build\nexcept ImportError:\n    build = None",
     ],
 )
-def test_nothing_is_said_of_a_function_that_may_be_another(text: str) -> None:
+def test_nothing_is_said_of_a_function_that_may_be_another(text):
     assert code(schedule('name: "mynet.py:build" args { nothing: 1 }', {"mynet.py": text, "blocks.py": ""}))
 
 
-def test_nothing_is_said_of_a_package_that_may_be_installed_elsewhere() -> None:
+def test_nothing_is_said_of_a_package_that_may_be_installed_elsewhere():
     assert schedule('name: "ournet:build"', {}).model.name == "ournet:build"

@@ -41,12 +41,12 @@ def made(
 
 
 @pytest.fixture(scope="module")
-def train(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def train(tmp_path_factory):
     return made(tmp_path_factory.mktemp("train"), 400)
 
 
 @pytest.fixture(scope="module")
-def val(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def val(tmp_path_factory):
     return made(tmp_path_factory.mktemp("val"), 30)
 
 
@@ -58,7 +58,7 @@ def epochs(schedule: Schedule) -> list[float]:
     return [s.solver.max_iter * s.solver.batch_size / schedule.data.train.images for s in schedule.stages]
 
 
-def test_colour_pictures_in_the_stages_of_fashion_collapse(tmp_path: Path, train: Path, val: Path) -> None:
+def test_colour_pictures_in_the_stages_of_fashion_collapse(tmp_path, train, val):
     out = tmp_path / "clothes"
     code, said, _ = stagerun("new", out, "--train", train, "--val", val)
     assert code == 0
@@ -86,7 +86,7 @@ def test_colour_pictures_in_the_stages_of_fashion_collapse(tmp_path: Path, train
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "solvers").iterdir()))
-def test_every_schedule_of_the_gallery_keeps_its_epochs_and_loses_its_claims(name: str) -> None:
+def test_every_schedule_of_the_gallery_keeps_its_epochs_and_loses_its_claims(name):
     folder = gallery() / name
     before = load(folder)
     texts = fitted(texts_of(before, folder), before, "other", "About.", MANY)
@@ -108,7 +108,7 @@ def test_every_schedule_of_the_gallery_keeps_its_epochs_and_loses_its_claims(nam
     assert not re.findall(claims, everything), everything
 
 
-def test_a_file_however_it_is_written(tmp_path: Path) -> None:
+def test_a_file_however_it_is_written(tmp_path):
     one = """model { num_classes: 9 name: "resnet_small" } data { train { source: "a" "b" images: 1000 } val { source: "v" images: 9 } }
 solver { batch_size: 100 device_batch_size: 50 transform_param { pad: 1 crop_size: 20 mean_value: 1 mirror: true mean_value: 2
   mean_value: 3 scale: 0.5 std_value: [1, # of B
@@ -133,7 +133,7 @@ stage { name: "y" from: "x@30" sweep { name: "l" solver { base_lr: 2 lr_policy: 
     assert text.endswith('keep_snapshots: 4 name: "two"') and "A head" not in text
 
 
-def test_grey_pictures_in_a_schedule_of_colour_ones(tmp_path: Path) -> None:
+def test_grey_pictures_in_a_schedule_of_colour_ones(tmp_path):
     grey = made(tmp_path, 60, classes=2, channels=1)
     folder = tmp_path / "base"
     folder.mkdir()
@@ -148,7 +148,7 @@ def test_grey_pictures_in_a_schedule_of_colour_ones(tmp_path: Path) -> None:
     assert schedule.stages[0].solver.transform.std_value[0] > 20
 
 
-def test_all_mistakes_at_once_and_nothing_is_written(tmp_path: Path, train: Path, val: Path) -> None:
+def test_all_mistakes_at_once_and_nothing_is_written(tmp_path, train, val):
     other = made(tmp_path / "other", 20, (24, 24), classes=4)
     mixed = made(tmp_path / "mixed", 20, odd=9)
     there = tmp_path / "there"
@@ -169,7 +169,7 @@ def test_all_mistakes_at_once_and_nothing_is_written(tmp_path: Path, train: Path
     assert os.listdir(there) == ["file"] and not (tmp_path / "out").exists() and not (tmp_path / "a b").exists()
 
 
-def test_without_a_side_file_the_records_are_read(tmp_path: Path, train: Path, val: Path) -> None:
+def test_without_a_side_file_the_records_are_read(tmp_path, train, val):
     bare = tmp_path / "lmdb"
     bare.mkdir()
     (bare / "data.mdb").symlink_to(train / "data.mdb")
@@ -177,7 +177,7 @@ def test_without_a_side_file_the_records_are_read(tmp_path: Path, train: Path, v
     assert load(tmp_path / "out").model.num_classes == 3 and os.listdir(bare) == ["data.mdb"]
 
 
-def test_the_gallery_ships_with_the_package() -> None:
+def test_the_gallery_ships_with_the_package():
     listed = re.findall(r"^stagerun = \[(.*?)\]", (ROOT / "pyproject.toml").read_text(), re.M)[0]
     patterns = re.findall('"(gallery.*?)"', listed)
     packed = {path.relative_to(ROOT / "stagerun" / "gallery") for p in patterns for path in (ROOT / "stagerun").glob(p)}
@@ -185,7 +185,7 @@ def test_the_gallery_ships_with_the_package() -> None:
     assert packed == {path for path in there if "__pycache__" not in path.parts}
 
 
-def test_class_weights_are_those_of_the_images_at_hand() -> None:
+def test_class_weights_are_those_of_the_images_at_hand():
     before = load(gallery() / "fashion_longtail")
     images = replace(MANY, classes=3, sizes=(60, 20, 10))
     texts = fitted(texts_of(before, gallery() / "fashion_longtail"), before, "other", "About.", images)
@@ -195,7 +195,7 @@ def test_class_weights_are_those_of_the_images_at_hand() -> None:
 
 
 @pytest.mark.parametrize("base", ["fashion_collapse", "cifar10_resnet9_24ep"])
-def test_pictures_of_many_sizes_are_cropped_and_resized_by_the_schedule(tmp_path: Path, val: Path, base: str) -> None:
+def test_pictures_of_many_sizes_are_cropped_and_resized_by_the_schedule(tmp_path, val, base):
     mixed = made(tmp_path / "mixed", 520, (70, 80), odd=9)
     code, _, said = stagerun("new", tmp_path / "out", "--from", base, "--train", mixed, "--val", val)
     assert code == 0 and "images of many sizes" in said, said

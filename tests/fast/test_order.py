@@ -9,13 +9,13 @@ from facade import order
 
 
 @pytest.mark.parametrize("images", [1, 2, 3, 7, 16, 255, 256, 257, 1000, 7919, 60000])
-def test_an_epoch_has_every_record_once(images: int) -> None:
+def test_an_epoch_has_every_record_once(images):
     for epoch in (0, 1, 5):
         found = order.indices(3, images, epoch * images, images, True)
         assert np.array_equal(np.sort(found), np.arange(images))
 
 
-def test_orders_are_frozen() -> None:
+def test_orders_are_frozen():
     assert order.indices(1, 1000, 0, 12, True).tolist() == [890, 35, 198, 191, 371, 233, 218, 529, 434, 789, 773, 792]
     assert order.indices(1, 1000, 995, 10, True).tolist() == [968, 502, 447, 553, 624, 905, 840, 796, 369, 216]
     assert order.indices(7, 5, 0, 15, True).tolist() == [1, 3, 0, 2, 4, 0, 1, 4, 2, 3, 1, 3, 4, 2, 0]
@@ -23,7 +23,7 @@ def test_orders_are_frozen() -> None:
     assert far.tolist() == [341581, 1278312, 1271207, 1032959, 751673, 1104151]
 
 
-def test_draws_and_dropout_seeds_are_frozen() -> None:
+def test_draws_and_dropout_seeds_are_frozen():
     drawn = order.draws(1, np.array([0, 1, 10**12]), 2)
     assert drawn.tolist() == [
         [0x715B8F09695611FD, 0xF937EF0C513668AF],
@@ -34,18 +34,18 @@ def test_draws_and_dropout_seeds_are_frozen() -> None:
     assert 0 <= order.dropout_seed(2**63 - 1, 2**62) < 2**63
 
 
-def test_any_cut_into_stretches_gives_the_same_images() -> None:
+def test_any_cut_into_stretches_gives_the_same_images():
     whole = order.indices(5, 101, 0, 1000, True)
     cuts = [0, 1, 2, 64, 100, 101, 102, 350, 999, 1000]
     parts = [order.indices(5, 101, a, b - a, True) for a, b in pairwise(cuts)]
     assert np.array_equal(np.concatenate(parts), whole)
 
 
-def test_without_shuffle_it_is_the_key_order_round_and_round() -> None:
+def test_without_shuffle_it_is_the_key_order_round_and_round():
     assert order.indices(1, 5, 3, 7, False).tolist() == [3, 4, 0, 1, 2, 3, 4]
 
 
-def test_any_place_of_a_billion_records_costs_no_memory() -> None:
+def test_any_place_of_a_billion_records_costs_no_memory():
     images = 10**9
     tracemalloc.start()
     parts = [order.indices(3, images, start, 1000, True) for start in (0, images // 2, 5 * images - 500)]

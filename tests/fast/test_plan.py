@@ -37,7 +37,7 @@ def inventory(*refs: SnapshotRef) -> Inventory:
     return Inventory(tuple(sorted(refs, key=lambda r: (r.attempt, r.iter, r.stage))))
 
 
-def test_json_has_the_least_where_a_stage_may_end_early() -> None:
+def test_json_has_the_least_where_a_stage_may_end_early():
     shared = SCHEDULE.replace("images: 1000 }", 'images: 1000 } val { source: "/d/val" images: 100 }')
     stops = STAGES["long"] + "test_interval: 4 early_stop { metric: LOSS patience_iter: 6 }"
     whole = json.loads(render_json(make_plan(schedule(shared=shared, long=stops), Inventory())))

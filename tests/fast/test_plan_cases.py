@@ -142,7 +142,7 @@ def played(case: contract.Case) -> str:
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_case(path: Path) -> None:
+def test_case(path):
     case = contract.Case.read(path)
     assert played(case) == case.transcript, "run scripts/golden and read the difference"
 

@@ -11,7 +11,7 @@ from stagerun.schedule import learning_rate
 SCHEDULE = Path(__file__).parents[2] / "solvers" / "resnet50_72ep"
 
 
-def test_csv_holds_every_iteration_exactly(tmp_path: Path) -> None:
+def test_csv_holds_every_iteration_exactly(tmp_path):
     assert contract.stagerun(["plan", SCHEDULE, "--out", "out", "--csv", "plan.csv"], tmp_path).exit_code == 0
     assert [path.name for path in tmp_path.iterdir()] == ["plan.csv"], "a plan writes nothing into the output folder"
     rows = list(csv.DictReader((tmp_path / "plan.csv").read_text().splitlines()))

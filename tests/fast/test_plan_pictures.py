@@ -36,7 +36,7 @@ def alone(**settings: object) -> drawn.StagePicture:
 
 
 @pytest.mark.parametrize("of", pictures(), ids=lambda s: s.name)
-def test_few_points_that_hide_nothing(of: Schedule) -> None:
+def test_few_points_that_hide_nothing(of):
     """Each is what the trainer gets. A line through them is never off by more than 1 % of the stage's largest rate."""
     for one in make_picture(of).stages:
         solver = of.stage(one.name).solver
@@ -54,7 +54,7 @@ def test_few_points_that_hide_nothing(of: Schedule) -> None:
                 assert abs(line - rates[i]) < 0.01 * max(rates)
 
 
-def test_joints_and_the_end_of_a_warm_up_are_marked_with_their_factor() -> None:
+def test_joints_and_the_end_of_a_warm_up_are_marked_with_their_factor():
     found = {
         (s.name, m.iter): (m.kind, m.factor) for s in make_picture(pictures()[0]).stages for m in s.marks if m.jumps
     }
@@ -64,7 +64,7 @@ def test_joints_and_the_end_of_a_warm_up_are_marked_with_their_factor() -> None:
     assert found["collapse", 0] == (drawn.Kind.START, pytest.approx(1.858153, abs=1e-6))
 
 
-def test_steps_of_a_policy_are_jumps_and_a_warm_up_that_reaches_base_lr_is_none() -> None:
+def test_steps_of_a_policy_are_jumps_and_a_warm_up_that_reaches_base_lr_is_none():
     main, collapse = make_picture(made_schedules.steps()).stages
     assert [(m.kind, m.iter, m.jumps) for m in main.marks] == [
         (drawn.Kind.WARM_UP, 10, False),
@@ -78,7 +78,7 @@ def test_steps_of_a_policy_are_jumps_and_a_warm_up_that_reaches_base_lr_is_none(
 # -- places
 
 
-def test_a_place_counts_along_the_path_of_ancestors() -> None:
+def test_a_place_counts_along_the_path_of_ancestors():
     picture = make_picture(made_schedules.branches())
     begins = {s.name: (s.begin_iterations, s.begin_images, s.leaves_early) for s in picture.stages}
     assert begins == {
@@ -131,7 +131,7 @@ def values(svg: ElementTree.Element) -> Any:
 # -- a plan
 
 
-def test_a_plan_has_its_stages_labels_and_bands() -> None:
+def test_a_plan_has_its_stages_labels_and_bands():
     svg = tree(show_piece())
     assert texts(svg, "name") == ["learning rate"]
     assert texts(svg, "band") == ["stages", "weight decay", "batch", "image size", "augmentation"]
@@ -144,7 +144,7 @@ def test_a_plan_has_its_stages_labels_and_bands() -> None:
         assert group.findtext("title") == group.get("aria-label")
 
 
-def test_the_pointer_gets_what_the_trainer_does() -> None:
+def test_the_pointer_gets_what_the_trainer_does():
     picture = show_piece()
     for one in values(tree(picture))["stages"]:
         points = {point.iter: point for point in picture.stage(one["name"]).points}
@@ -159,7 +159,7 @@ def test_the_pointer_gets_what_the_trainer_does() -> None:
 # -- runs
 
 
-def test_what_is_trained_is_drawn_in_full_and_the_rest_pale(tmp_path: Path) -> None:
+def test_what_is_trained_is_drawn_in_full_and_the_rest_pale(tmp_path):
     picture = show_piece()
     one = run(tmp_path, picture, share=0.5)
     svg = tree(picture, [one])
@@ -181,7 +181,7 @@ def test_what_is_trained_is_drawn_in_full_and_the_rest_pale(tmp_path: Path) -> N
     assert runs["init"]["tests"][0][0] == one.history.stages[0].tests[0].iter
 
 
-def test_all_evaluations_are_shown_and_what_the_schedule_no_longer_has_is_said_not_drawn(tmp_path: Path) -> None:
+def test_all_evaluations_are_shown_and_what_the_schedule_no_longer_has_is_said_not_drawn(tmp_path):
     picture = show_piece()
     one = run(tmp_path, picture)
     tests = [100 * test.top1 for stage in one.history.stages for test in stage.tests]
@@ -196,7 +196,7 @@ def test_all_evaluations_are_shown_and_what_the_schedule_no_longer_has_is_said_n
 # -- from outside
 
 
-def test_names_and_texts_are_never_markup(tmp_path: Path) -> None:
+def test_names_and_texts_are_never_markup(tmp_path):
     picture = small()
     first = picture.stages[0]
     stage = replace(first, name=NASTY, augmentation=NASTY, marks=())
@@ -217,7 +217,7 @@ def test_names_and_texts_are_never_markup(tmp_path: Path) -> None:
     assert [e.get("data-stage") for e in svg.iter("g") if e.get("data-stage") == NASTY] == [NASTY]
 
 
-def test_a_log_with_absurd_numbers_makes_a_chart_all_the_same(tmp_path: Path) -> None:
+def test_a_log_with_absurd_numbers_makes_a_chart_all_the_same(tmp_path):
     picture, out = (
         make_picture(made_schedules.steps()),
         write_log(tmp_path, make_picture(made_schedules.steps()), share=0.5),
@@ -247,7 +247,7 @@ stage { name: "next" solver_param { lr_policy: "plateau" gamma: 0.1 plateau_wins
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "schedule.prototxt").write_text(TINY)
     return tmp_path / "tree"
@@ -263,7 +263,7 @@ def written(file: Path) -> list[str]:
     return [node.text or "" for node in ElementTree.parse(file).iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_a_file_and_nothing_beside_it(folder: Path, tmp_path: Path) -> None:
+def test_a_file_and_nothing_beside_it(folder, tmp_path):
     target = tmp_path / "pictures" / "tree.SVG"
     target.parent.mkdir()
     target.write_text("old")
@@ -290,17 +290,17 @@ def test_a_file_and_nothing_beside_it(folder: Path, tmp_path: Path) -> None:
         ("--set solver.base_lr=0 --scale linear", {"main"}),
     ],
 )
-def test_axes(folder: Path, tmp_path: Path, words: str, says: set[str]) -> None:
+def test_axes(folder, tmp_path, words, says):
     called("plan", folder, "--plot", tmp_path / "x.svg", *words.split())
     assert says <= {*written(tmp_path / "x.svg")}
 
 
-def test_hours_need_a_speed(folder: Path) -> None:
+def test_hours_need_a_speed(folder):
     said = called("plan", folder, "--plot", "x.svg", "--x", "hours", code=64).stderr
     assert "--x hours needs to know how fast training is" in said
 
 
-def test_two_schedules_in_one_picture(folder: Path, tmp_path: Path) -> None:
+def test_two_schedules_in_one_picture(folder, tmp_path):
     """B is seen over A, and each has epochs of its own."""
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "schedule.prototxt").write_text(TINY.replace("images: 1000", "images: 500"))

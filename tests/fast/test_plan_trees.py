@@ -46,7 +46,7 @@ def on_disk(of: Schedule) -> dict[str, SnapshotRef]:
     return found
 
 
-def test_whatever_is_lost_the_plan_leads_to_the_end() -> None:
+def test_whatever_is_lost_the_plan_leads_to_the_end():
     """Every subset of what is on disk: done step by step as the plan says, each start is there, and at the end all is done."""
     whole = on_disk(of := schedule())
     names = ["main@5", "main@12", "main@20", "a@2", "a@4", "b_x@4", "deep@4"]

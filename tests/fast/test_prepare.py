@@ -66,7 +66,7 @@ def told(folder: Path, *words: object) -> str:
 
 
 @needs_transcoder
-def test_the_same_records_with_the_same_pixels(tmp_path: Path) -> None:
+def test_the_same_records_with_the_same_pixels(tmp_path):
     source, out = caffes(tmp_path), tmp_path / "out"
     (tmp_path / "classes").write_text("".join(f"class {i}\n" for i in range(40)))
     data(tmp_path, "index", "db", "--classes", "classes")
@@ -104,7 +104,7 @@ def test_the_same_records_with_the_same_pixels(tmp_path: Path) -> None:
 
 
 @needs_transcoder
-def test_of_images_it_is_the_lmdb_of_an_import_and_a_preparation(tmp_path: Path) -> None:
+def test_of_images_it_is_the_lmdb_of_an_import_and_a_preparation(tmp_path):
     made_images.class_folders(tmp_path / "images")
     data(tmp_path, "import", "images", "lmdb")
     assert "out: 30 records" in data(tmp_path, "import", "--prepare", "lmdb", "out")
@@ -115,7 +115,7 @@ def test_of_images_it_is_the_lmdb_of_an_import_and_a_preparation(tmp_path: Path)
 
 
 @needs_transcoder
-def test_what_cannot_be_arranged_anew_is_copied_and_noted(tmp_path: Path) -> None:
+def test_what_cannot_be_arranged_anew_is_copied_and_noted(tmp_path):
     """A progressive JPEG without its last scan, which libjpeg smooths."""
     whole = saved(tmp_path / "whole", Image.fromarray(made_images.picture(8, 90, 120)), progressive=True)
     value = Datum(data=whole[: whole.rindex(b"\xff\xda")] + b"\xff\xd9", encoded=True).SerializeToString()
@@ -127,7 +127,7 @@ def test_what_cannot_be_arranged_anew_is_copied_and_noted(tmp_path: Path) -> Non
 
 
 @needs_transcoder
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_what_is_refused(tmp_path):
     """Damage, which must not get a fresh digest; an LMDB without JPEGs; options that are for images."""
     source = caffes(tmp_path)
     data(tmp_path, "index", "db")
@@ -144,7 +144,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert "--limit is for images" in said and said.endswith("[64]")
 
 
-def test_where_it_cannot_be_done_it_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_cannot_be_done_it_is_said_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("STAGERUN_TURBOJPEG", "libnone.so.9")
     said = told(tmp_path, "import", "--prepare", caffes(tmp_path), "out")
     assert "can't prepare JPEGs" in said and "STAGERUN_TURBOJPEG" in said and said.endswith("[64]")

@@ -45,7 +45,7 @@ def loader(source: ListRecords, python: PythonTransform | None, channels: int = 
     return Loader(source, param, channels=channels, num_classes=4, python=python, **settings)
 
 
-def test_an_image_is_the_same_whoever_makes_it() -> None:
+def test_an_image_is_the_same_whoever_makes_it():
     source, python = records(), function(AUGMENT, noise="AMOUNT = 30\n")
     whole = loader(source, python).batch(0, 120).images.copy()
     assert not np.array_equal(whole, loader(source, None).batch(0, 120).images)
@@ -55,7 +55,7 @@ def test_an_image_is_the_same_whoever_makes_it() -> None:
             assert np.array_equal(np.concatenate([batch.images.copy() for batch in stream]), whole), more
 
 
-def test_what_it_draws_belongs_to_seed_and_position_and_is_frozen() -> None:
+def test_what_it_draws_belongs_to_seed_and_position_and_is_frozen():
     body = "def augment(image, rng):\n    image[0, :3, 1], image[0, :3, 0] = divmod(rng.integers(0, 1000, 3), 256)\n    return image\n"
     drawn = []
     for seed, position in ((1, 0), (1, 1), (2, 0), (1, 0)):
@@ -64,7 +64,7 @@ def test_what_it_draws_belongs_to_seed_and_position_and_is_frozen() -> None:
     assert drawn == [[689, 372, 154], [907, 703, 484], [319, 846, 326], [689, 372, 154]]
 
 
-def test_it_is_given_red_first_and_may_write_into_what_it_is_given() -> None:
+def test_it_is_given_red_first_and_may_write_into_what_it_is_given():
     image = np.zeros((4, 5, 3), np.uint8)
     image[..., 2] = 200  # red, of B, G, R
     body = "    assert image[0, 0].tolist() == [200, 0, 0]\n    image[:] = (1, 2, 3)\n    return image\n"
@@ -88,7 +88,7 @@ def test_it_is_given_red_first_and_may_write_into_what_it_is_given() -> None:
         ("raise SystemExit(3)", "aug.py:2: SystemExit: 3", ""),
     ],
 )
-def test_a_mistake_is_one_message_with_line_record_and_position(body: str, message: str, hint: str) -> None:
+def test_a_mistake_is_one_message_with_line_record_and_position(body, message, hint):
     one = loader(records(), function(f"def augment(image, rng):\n    {body}\n"), shuffle=False)
     with pytest.raises(UsageError) as error:
         one.batch(41, 1)
@@ -96,7 +96,7 @@ def test_a_mistake_is_one_message_with_line_record_and_position(body: str, messa
     assert error.value.message.endswith("for /data/toy: record `00000001` (at position 41)")
 
 
-def test_an_image_of_the_wrong_size_names_the_function_both_sizes_and_the_record() -> None:
+def test_an_image_of_the_wrong_size_names_the_function_both_sizes_and_the_record():
     crop = function("def augment(image, rng):\n    return image[:8]\n")
     where = "aug.py:1: `augment` returned an image that can't be used: the image is 8 x 14 pixels (height x width)"
     with pytest.raises(UsageError) as error:
@@ -112,7 +112,7 @@ def test_an_image_of_the_wrong_size_names_the_function_both_sizes_and_the_record
     assert f"{where}, 12 x 18 pixels once padded, resized and cut, too small for crop_size: 20" in error.value.message
 
 
-def test_what_draws_elsewhere_is_found_before_training() -> None:
+def test_what_draws_elsewhere_is_found_before_training():
     body = "import random\ndef augment(image, rng):\n    image[0, 0] = random.randrange(256)\n    return image\n"
     with pytest.raises(UsageError, match=r"aug.py:2: `augment` gives another image each time") as error:
         loader(records(), function(body)).preflight()
@@ -120,7 +120,7 @@ def test_what_draws_elsewhere_is_found_before_training() -> None:
     loader(records(), function("def augment(image, rng):\n    return image\n")).preflight()
 
 
-def test_the_files_are_what_a_snapshot_depends_on() -> None:
+def test_the_files_are_what_a_snapshot_depends_on():
     def identity(**files: str) -> dict[str, str]:
         texts = {"schedule.prototxt": SCHEDULE, **{f"{name}.py": body for name, body in files.items()}}
         return dict(read(texts, "/schedules/s").stages[0].identity)

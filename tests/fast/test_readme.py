@@ -62,7 +62,7 @@ def block(text: str, first: str) -> list[str]:
 
 
 @pages
-def test_every_command_line_names_what_there_is(page: str) -> None:
+def test_every_command_line_names_what_there_is(page):
     for call in calls(TEXTS[page]):
         words, command, context = shlex.split(call), main, click.Context(main, **main.context_settings)
         while isinstance(command, click.Group) and words and not words[0].startswith("-"):
@@ -76,7 +76,7 @@ def test_every_command_line_names_what_there_is(page: str) -> None:
 
 
 @pages
-def test_links_files_and_pictures_are_there(page: str) -> None:
+def test_links_files_and_pictures_are_there(page):
     text, path = TEXTS[page], FILES[page]
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" not in target:
@@ -90,7 +90,7 @@ def test_links_files_and_pictures_are_there(page: str) -> None:
         assert (ROOT / named).exists(), named
 
 
-def test_the_map_has_every_folder_and_every_tool() -> None:
+def test_the_map_has_every_folder_and_every_tool():
     internals, readme = TEXTS["internals"], TEXTS["README"]
     assert tuple(re.findall(r"^\| `(\w+)(?:/|\.py)` \|", internals, re.M)) == TRUNK
     listed = re.search(r"`tools/` has a folder for each tool beside the run:\n\n((?:    .*\n)+)", internals)
@@ -99,27 +99,27 @@ def test_the_map_has_every_folder_and_every_tool() -> None:
     assert {*re.findall(r"^    (\w+)/ ", contributing, re.M), "comm", "engine", "cli"} == {*TRUNK, "tools"}
 
 
-def test_ci_runs_the_whole_suite_and_readme_names_both_ways() -> None:
+def test_ci_runs_the_whole_suite_and_readme_names_both_ways():
     assert "scripts/test --all" in (ROOT / ".ci" / "run").read_text().splitlines()
     contributing = TEXTS["README"][TEXTS["README"].index("## Contributing") :]
     assert re.search(r"^    scripts/test +#", contributing, re.M) and "\n    scripts/test --all " in contributing
 
 
-def test_pages_and_pictures_are_all_used() -> None:
+def test_pages_and_pictures_are_all_used():
     assert all(f"manual/{name}.md" in TEXTS["README"] for name in FILES if name != "README")
     used = {name for text in TEXTS.values() for name in re.findall(r"pictures/([\w.-]+)\)", text)}
     assert used == {path.name for path in (MANUAL / "pictures").iterdir()}
 
 
 @pytest.mark.parametrize("page", ["README", "getting-started"])
-def test_the_table_of_commands_has_all(page: str) -> None:
+def test_the_table_of_commands_has_all(page):
     listed = re.findall(
         r"^    stagerun ([\w-]+) .* {2}", TEXTS[page][TEXTS[page].lower().index("commands\n\n") :], re.M
     )
     assert {usage.split()[0] for usage, _, _ in COMMANDS} <= {*listed, "retry", "import"}
 
 
-def test_exit_codes() -> None:
+def test_exit_codes():
     said = contract.stagerun(["--help"], ROOT).stdout
     listed = re.findall(r"^ +(\d+)  (.+)$", said[said.index("Exit codes:") :], re.M)
     assert len(listed) == len(ExitCode)
@@ -127,13 +127,13 @@ def test_exit_codes() -> None:
         assert f"| {code} | {meaning} |" in TEXTS["running-and-resuming"]
 
 
-def test_the_solver_file_is_quoted_whole() -> None:
+def test_the_solver_file_is_quoted_whole():
     text = (ROOT / "solvers" / "fashion_collapse" / "cyc3.prototxt").read_text()
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert [line for line in block(TEXTS["getting-started"], lines[0]) if line] == lines
 
 
-def test_what_is_quoted_is_what_is_printed() -> None:
+def test_what_is_quoted_is_what_is_printed():
     printed = [
         line for line in (GOLDEN / "plan" / "resnet50_72ep.txt").read_text().splitlines() if line and line[0] != "$"
     ]
@@ -141,7 +141,7 @@ def test_what_is_quoted_is_what_is_printed() -> None:
     assert quoted == printed[: len(quoted)] and len(quoted) > 5
 
 
-def test_the_quoted_mistakes_are_found(tmp_path: Path) -> None:
+def test_the_quoted_mistakes_are_found(tmp_path):
     bad = shutil.copytree(ROOT / "solvers" / "resnet50_72ep", tmp_path / "bad")
     for name, right, wrong in (("cyc1", "lr_policy:", "lr_polcy:"), ("schedule", "size: 32", "size: 48")):
         file = bad / f"{name}.prototxt"
@@ -151,7 +151,7 @@ def test_the_quoted_mistakes_are_found(tmp_path: Path) -> None:
     assert checked.exit_code == 64 and block(TEXTS["designing"], lines[0])[: len(lines)] == lines
 
 
-def test_the_quoted_budget_is_the_one_that_is_printed(tmp_path: Path) -> None:
+def test_the_quoted_budget_is_the_one_that_is_printed(tmp_path):
     text = " ".join(TEXTS["designing"].split())
     words = ["plan", ROOT / "solvers" / "resnet50_72ep", "--images-per-second", "6303", "--budget", "4h"]
     planned = contract.stagerun(words, tmp_path).stdout
@@ -164,7 +164,7 @@ def test_the_quoted_budget_is_the_one_that_is_printed(tmp_path: Path) -> None:
         assert quoted in text and printed in planned, (quoted, planned)
 
 
-def test_the_schedule_of_readme_gives_the_plan_of_readme(tmp_path: Path) -> None:
+def test_the_schedule_of_readme_gives_the_plan_of_readme(tmp_path):
     (tmp_path / "schedule.prototxt").write_text("\n".join(block(TEXTS["README"], 'name: "imagenette"')))
     planned = contract.stagerun(["plan", ".", "--out", "out"], tmp_path)
     assert planned.exit_code == 0, planned.output

@@ -33,7 +33,7 @@ stage { name: "fine" from: "late" solver_param {} }
         ([], "trunk", "big trunk", "early"),
     ],
 )
-def test_the_part_has_what_its_stages_need(only: list[str], until: str | None, stages: str, ensembles: str) -> None:
+def test_the_part_has_what_its_stages_need(only, until, stages, ensembles):
     schedule = read({"schedule.prototxt": SCHEDULE}, "/part")
     part = part_of(schedule, choice(schedule, (), only, until).chosen)
     assert [stage.name for stage in part.stages] == stages.split()

@@ -31,7 +31,7 @@ def make(folder: Path, indexed: bool = True) -> str:
     return str(folder / "lmdb")
 
 
-def test_a_schedule_without_them_says_nothing_of_them() -> None:
+def test_a_schedule_without_them_says_nothing_of_them():
     plain = schedule("")
     assert not [k for k in plain.stages[0].identity if "sampl" in k or "class_weight" in k]
     assert "sampl" not in canonical(plain) and "class_weight" not in canonical(plain)
@@ -54,9 +54,7 @@ layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" loss_
     ],
     ids=["all", "without a side file", "ignored class", "ignored label"],
 )  # fmt: skip
-def test_the_plan_says_what_it_does_to_an_epoch(
-    indexed: bool, ignored: int | None, classes: int, told: str, tmp_path: Path
-) -> None:
+def test_the_plan_says_what_it_does_to_an_epoch(indexed, ignored, classes, told, tmp_path):
     """A label that the net ignores has no share, whether it is a class or not."""
     source = make(tmp_path, indexed)
     text = TEXT.format(solver="sampling: BALANCED", source=source, classes=classes)
@@ -69,7 +67,7 @@ def test_the_plan_says_what_it_does_to_an_epoch(
     assert shown.exit_code == 0 and told in shown.output, shown.output
 
 
-def test_a_loader_gives_every_class_its_share_in_every_epoch(tmp_path: Path) -> None:
+def test_a_loader_gives_every_class_its_share_in_every_epoch(tmp_path):
     made = schedule("sampling: BALANCED", source=make(tmp_path))
     one = training_loader(LmdbSource(made.data.train.path), made, made.stages[0], threads=3)
     for start in (0, 60, 600):
@@ -80,7 +78,7 @@ def test_a_loader_gives_every_class_its_share_in_every_epoch(tmp_path: Path) -> 
         assert np.array_equal(np.concatenate([batch.labels for batch in stream]), one.batch(60, 60).labels)
 
 
-def test_without_a_side_file_it_says_what_makes_one(tmp_path: Path) -> None:
+def test_without_a_side_file_it_says_what_makes_one(tmp_path):
     made = schedule("sampling: BALANCED", source=make(tmp_path, indexed=False))
     records = LmdbSource(made.data.train.path)
     with pytest.raises(DataError, match="needs the labels of all records") as error:
@@ -88,19 +86,19 @@ def test_without_a_side_file_it_says_what_makes_one(tmp_path: Path) -> None:
     assert error.value.hint == f"make it with `stagerun data index {records.name}`"
 
 
-def test_it_is_looked_at_before_a_run_in_a_stage_that_is_else_like_another(tmp_path: Path) -> None:
+def test_it_is_looked_at_before_a_run_in_a_stage_that_is_else_like_another(tmp_path):
     b = '} } stage { name: "b" solver_param { sampling: BALANCED'
     with pytest.raises(DataError, match="needs the labels of all records"):
         preflight(schedule(b, source=make(tmp_path, indexed=False)))
 
 
-def test_labels_beyond_the_network_are_refused(tmp_path: Path) -> None:
+def test_labels_beyond_the_network_are_refused(tmp_path):
     made = schedule("sampling: BALANCED", make(tmp_path), classes=2)
     with pytest.raises(DataError, match="has label 3, and `num_classes` is 2"):
         training_loader(LmdbSource(made.data.train.path), made, made.stages[0])
 
 
-def test_classes_without_images_are_left_out_of_balanced(tmp_path: Path) -> None:
+def test_classes_without_images_are_left_out_of_balanced(tmp_path):
     made = schedule("sampling: BALANCED", source=make(tmp_path), classes=6)
     batch = training_loader(LmdbSource(made.data.train.path), made, made.stages[0]).batch(0, 60)
     assert np.bincount(batch.labels).tolist() == [15, 15, 15, 15]

@@ -37,7 +37,7 @@ def solver(name: str) -> Solver:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_caffes_learning_rates(name: str) -> None:
+def test_caffes_learning_rates(name):
     settings = solver(name)
     knobs = make_knobs(settings)
     with open(GOLDEN / f"{name}.csv") as file:
@@ -63,11 +63,11 @@ def test_caffes_learning_rates(name: str) -> None:
         (1e-9, 1000, 100, 1),
     ],
 )
-def test_epochs_are_rounded_to_the_nearest_iteration(epochs, images, batch, iterations) -> None:
+def test_epochs_are_rounded_to_the_nearest_iteration(epochs, images, batch, iterations):
     assert units.iterations(epochs, images, batch) == iterations
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**7), st.integers(1, 10**5))
-def test_iterations_come_back_from_epochs(iterations, images, batch) -> None:
+def test_iterations_come_back_from_epochs(iterations, images, batch):
     there = units.epochs(iterations, images, batch)
     assert units.iterations(there, images, batch) == iterations

@@ -49,14 +49,14 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("policy", FORMULAS)
-def test_formula(policy: str) -> None:
+def test_formula(policy):
     expected, fields = FORMULAS[policy]
     settings = solver(f'base_lr: 1.6 lr_policy: "{policy}" max_iter: 5000 {fields}')
     assert rates(settings) == pytest.approx(expected.astype(float).tolist(), **CLOSE)
 
 
 @pytest.mark.parametrize("policy", ["linear", "cosine", "one_minus_sqrt"])
-def test_what_is_left_before_zero_has_all_of_its_digits(policy: str) -> None:
+def test_what_is_left_before_zero_has_all_of_its_digits(policy):
     last = 22609
     exact = {
         "linear": Fraction(1, 22610),
@@ -67,20 +67,20 @@ def test_what_is_left_before_zero_has_all_of_its_digits(policy: str) -> None:
     assert make_knobs(settings)(last).lr == pytest.approx(float(Fraction("1.6") * exact), rel=1e-14)
 
 
-def test_two_knots_at_one_place_are_a_jump() -> None:
+def test_two_knots_at_one_place_are_a_jump():
     text = 'base_lr: 1 lr_policy: "piecewise_linear" max_iter: 8 {}'
     knots = " ".join(f"knot {{ iter: {i} factor: {f} }}" for i, f in ((2, 1), (4, 3), (4, 0.5), (6, 0.5)))
     assert rates(solver(text.format(knots))) == [1, 1, 1, 2, 0.5, 0.5, 0.5, 0.5]
 
 
-def test_linear_scaling_is_exact_on_what_is_written() -> None:
+def test_linear_scaling_is_exact_on_what_is_written():
     text = 'base_lr: 0.256 base_lr_batch: 256 lr_policy: "linear" end_lr: 0.001 max_iter: 10'
     settings = solver(f"{text} warmup_iter: 1 warmup_start_lr: 0.1", batch=2048)
     assert (settings.base_lr, settings.end_lr, settings.warmup_start_lr) == (2.048, 0.008, 0.8)
     assert 0.256 * 2048 / 256 == 2.048 and solver(text.replace("0.256", "0.1"), batch=768, device=48).base_lr == 0.3
 
 
-def test_epochs_in_lists_are_rounded_like_every_duration() -> None:
+def test_epochs_in_lists_are_rounded_like_every_duration():
     settings = solver('base_lr: 1 lr_policy: "plateau" gamma: 0.1 max_epoch: 4 plateau_winsize_epoch: [1, 0.5]')
     assert settings.plateau_winsize == (313, 156)
 
@@ -96,16 +96,14 @@ def made(policy: str, base: float, end: float, length: int, warm_up: int = 0, st
 
 
 @given(SHAPES, st.integers(3, 100), st.integers(1, 100), st.integers(0, 100))
-def test_an_earlier_start_is_the_same_curve_read_further_on(policy, length, warm_up, start) -> None:
+def test_an_earlier_start_is_the_same_curve_read_further_on(policy, length, warm_up, start):
     plain = learning_rate(made(policy, 1.0, 0.1, length, min(warm_up, length)))
     shifted = learning_rate(made(policy, 1.0, 0.1, length, min(warm_up, length), start))
     assert [shifted(i) for i in range(length)] == [plain(i + start) for i in range(length)]
 
 
 @given(st.sampled_from(list(POLICIES)), st.integers(2, 60), st.integers(1, 40))
-def test_from_the_end_of_its_warm_up_a_policy_is_that_of_a_stage_without(
-    policy: str, length: int, warm_up: int
-) -> None:
+def test_from_the_end_of_its_warm_up_a_policy_is_that_of_a_stage_without(policy, length, warm_up):
     own = {"power": 1.5, "gamma": 0.9, "stepsize": 7, "stepvalue": (3, 9), "lr_iter": 99, "epoch_iter": 7.5,
            "knot": (recipe.Knot(iter=0, factor=0.5), recipe.Knot(iter=9.5, factor=1)), "plateau_winsize": (3,), "end_lr": 0.01}  # fmt: skip
     alone = replace(made("fixed", 0.4, 0.0, length), lr_policy=policy, **own)

@@ -23,7 +23,7 @@ def items(source: Any) -> list[tuple[str, int]]:
     return [(item.name, item.label) for item in (source.item(i) for i in range(len(source)))]
 
 
-def test_a_folder_is_in_the_order_of_torchvisions_imagefolder(tmp_path: Path) -> None:
+def test_a_folder_is_in_the_order_of_torchvisions_imagefolder(tmp_path):
     root = write(
         tmp_path / "set",
         *("b/2.jpg", "b/10.JPEG", "b/deep/1.png", "b/deep-er/0.bmp", "b/deep/a/x.webp", "a/with space.jpg", "C/9.Tiff"),
@@ -39,7 +39,7 @@ def test_a_folder_is_in_the_order_of_torchvisions_imagefolder(tmp_path: Path) ->
     assert [source.read(i) for i in range(len(source))] == [name.encode() for name, _ in items(source)]
 
 
-def test_links_are_followed_and_loops_are_not(tmp_path: Path) -> None:
+def test_links_are_followed_and_loops_are_not(tmp_path):
     write(tmp_path / "elsewhere", "1.jpg", "more/2.jpg")
     root = write(tmp_path / "set", "a/3.jpg")
     (root / "b").symlink_to(tmp_path / "elsewhere")
@@ -51,7 +51,7 @@ def test_links_are_followed_and_loops_are_not(tmp_path: Path) -> None:
     assert [item for item in found if "/up/" not in item[0]] == expected
 
 
-def test_what_has_an_images_name_is_an_item_whatever_it_is(tmp_path: Path) -> None:
+def test_what_has_an_images_name_is_an_item_whatever_it_is(tmp_path):
     """Skipped, a link into storage that isn't mounted would be an image less, and nobody would know."""
     root = write(tmp_path / "set", "a/1.jpg", "a/file", "a/folder.jpg/2.JFIF", "a/3.jpe")
     (root / "a" / "broken.jpg").symlink_to(tmp_path / "nowhere")
@@ -70,7 +70,7 @@ def test_what_has_an_images_name_is_an_item_whatever_it_is(tmp_path: Path) -> No
             source.read(i)
 
 
-def test_a_disk_that_fails_is_no_bad_image(tmp_path: Path) -> None:
+def test_a_disk_that_fails_is_no_bad_image(tmp_path):
     (tmp_path / "set" / "a").mkdir(parents=True)
     (tmp_path / "set" / "a" / "1.jpg").symlink_to("/proc/self/mem")  # whose first byte gives EIO
     source = open_source(str(tmp_path / "set"), NONE)
@@ -78,7 +78,7 @@ def test_a_disk_that_fails_is_no_bad_image(tmp_path: Path) -> None:
         source.read(0)
 
 
-def test_a_file_that_is_no_image_by_its_size_is_not_read_into_memory(tmp_path: Path) -> None:
+def test_a_file_that_is_no_image_by_its_size_is_not_read_into_memory(tmp_path):
     root = write(tmp_path / "set", "a/1.jpg")
     with (root / "a" / "1.jpg").open("wb") as file:
         file.truncate((1 << 28) + 1)
@@ -88,7 +88,7 @@ def test_a_file_that_is_no_image_by_its_size_is_not_read_into_memory(tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_a_pipe_or_a_device_is_not_waited_for(tmp_path: Path, kind: str) -> None:
+def test_a_pipe_or_a_device_is_not_waited_for(tmp_path, kind):
     """A pipe that nobody writes to would keep the import, and whoever tries to stop it, for ever."""
     write(tmp_path, "1.jpg")
     if kind == "pipe":
@@ -108,7 +108,7 @@ def test_a_pipe_or_a_device_is_not_waited_for(tmp_path: Path, kind: str) -> None
     refused(path, format="folder"), refused(path, format="imagenet", ground_truth=tar)
 
 
-def test_the_signature_follows_names_labels_and_place(tmp_path: Path) -> None:
+def test_the_signature_follows_names_labels_and_place(tmp_path):
     one = write(tmp_path / "one", "a/1.jpg", "b/1.jpg")
     first = open_source(str(one), NONE).signature
     assert (
@@ -119,7 +119,7 @@ def test_the_signature_follows_names_labels_and_place(tmp_path: Path) -> None:
     assert open_source(str(write(one, "b/2.jpg")), NONE).signature != first
 
 
-def test_a_list_as_convert_imageset_reads_it(tmp_path: Path) -> None:
+def test_a_list_as_convert_imageset_reads_it(tmp_path):
     root = write(tmp_path, "a/1.jpg", "two words 3.jpg", "c.jpg")
     (root / "train.txt").write_bytes(f"a/1.jpg 0\r\n\ntwo words 3.jpg 12\nc.jpg\t7  \n{root}/a/1.jpg 3".encode())
     source = open_source(str(root / "train.txt"), NONE)
@@ -128,7 +128,7 @@ def test_a_list_as_convert_imageset_reads_it(tmp_path: Path) -> None:
     assert [source.read(i) for i in (1, 3)] == [b"two words 3.jpg", b"a/1.jpg"]
 
 
-def test_a_list_of_something_else_stops_after_twenty(tmp_path: Path) -> None:
+def test_a_list_of_something_else_stops_after_twenty(tmp_path):
     path = tmp_path / "list.txt"
     path.write_text("\x1b[31mred\n" * 1000)
     text = refused(path, RecipeError)

@@ -1,8 +1,5 @@
 """CSVs of images with several labels, and LMDBs whose Datums have them."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import contract
 import made_images
 import pytest
@@ -10,7 +7,7 @@ from facade import DataError, Datum, LmdbSource, Loader, SourceOptions, Transfor
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Callable[[str], str]:
+def table(tmp_path):
     for name in "abc":
         (tmp_path / f"{name}.jpg").write_bytes(made_images.jpeg(ord(name)))
 
@@ -36,18 +33,14 @@ def labels(path: str) -> tuple[tuple[str, ...], dict[str, tuple[int, ...] | None
         ("image,dog,cat\na.jpg,1,1\nb.jpg,0,0\nc.jpg, 0 ,1\n", ("dog", "cat"), [(0, 1), (), (1,)]),
     ],
 )
-def test_the_forms_of_a_table(
-    table: Callable[[str], str], text: str, classes: tuple[str, ...], found: list[tuple[int, ...]]
-) -> None:
+def test_the_forms_of_a_table(table, text, classes, found):
     path = table(text)
     assert open_source(path, SourceOptions()).kind == "csv"
     assert labels(path) == (classes, dict(zip(("a.jpg", "b.jpg", "c.jpg"), found, strict=True)))
 
 
 @pytest.mark.parametrize("raw", [(), ("--raw",)])
-def test_the_import_writes_them_as_floats_and_no_label(
-    table: Callable[[str], str], tmp_path: Path, raw: tuple[str, ...]
-) -> None:
+def test_the_import_writes_them_as_floats_and_no_label(table, tmp_path, raw):
     table("image,labels\na.jpg,3 1\nb.jpg,\nc.jpg,2\n")
     for words in (["import", "labels.csv", "lmdb", "--no-shuffle", *raw], ["verify", "lmdb", "--decode"]):
         done = contract.stagerun(["data", *words], tmp_path)
@@ -71,7 +64,7 @@ def test_the_import_writes_them_as_floats_and_no_label(
     assert numbered.batch(0, 3).labels.tolist() == [0, 1, 2]
 
 
-def test_another_labelling_is_another_source(table: Callable[[str], str]) -> None:
+def test_another_labelling_is_another_source(table):
     one = open_source(table("image,labels\na.jpg,3 1\nb.jpg,2\n"), SourceOptions()).signature
     assert one == open_source(table("image,labels\na.jpg,1 3\nb.jpg,2\n"), SourceOptions()).signature
     assert one != open_source(table("image,labels\na.jpg,1\nb.jpg,3 2\n"), SourceOptions()).signature

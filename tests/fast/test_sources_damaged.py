@@ -1,7 +1,6 @@
 """Archives of every format with random bytes changed: a source or an error that a user can read, nothing else."""
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ def with_right_checksums(data: bytearray) -> None:
 
 
 @pytest.mark.parametrize("name", SEEDS)
-def test_damage_ends_in_a_message(tmp_path: Path, name: str) -> None:
+def test_damage_ends_in_a_message(tmp_path, name):
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.arange(12, dtype=np.uint8)))
     for line in SEEDS["list.txt"].splitlines():  # a list whose files are all missing is refused
         image_file = tmp_path / line.rpartition(b" ")[0].decode()

@@ -47,7 +47,7 @@ def pixels(source: Any, i: int) -> np.ndarray:
     return np.asarray(found)
 
 
-def test_cifar10_from_its_folder_the_folder_above_and_the_archive(tmp_path: Path) -> None:
+def test_cifar10_from_its_folder_the_folder_above_and_the_archive(tmp_path):
     folder = tmp_path / "data" / "cifar-10-batches-bin"
     pictures = ten(folder)
     archive, plain = packed(folder, tmp_path / "c.tar.gz"), packed(folder, tmp_path / "c.tar", "w")
@@ -66,7 +66,7 @@ def test_cifar10_from_its_folder_the_folder_above_and_the_archive(tmp_path: Path
         assert [source.item(i).label for i in range(3)] == [5, 9, 0] and len(source) == 3
 
 
-def test_cifar100_has_the_fine_labels(tmp_path: Path) -> None:
+def test_cifar100_has_the_fine_labels(tmp_path):
     folder = tmp_path / "cifar-100-binary"
     folder.mkdir()
     data, pictures = rows(2, 2, [99, 4])
@@ -86,7 +86,7 @@ class Bomb:
 
 
 @pytest.mark.parametrize("name", ["cifar-10-batches-py", "cifar-100-python"])
-def test_the_python_version_is_refused_and_not_unpickled(tmp_path: Path, name: str) -> None:
+def test_the_python_version_is_refused_and_not_unpickled(tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()
     for file in ("data_batch_1", "test_batch", "batches.meta") if "10-" in name else ("train", "test", "meta"):
@@ -95,7 +95,7 @@ def test_the_python_version_is_refused_and_not_unpickled(tmp_path: Path, name: s
     assert "binary version" in refused(tmp_path, UsageError)
 
 
-def test_damaged_cifar(tmp_path: Path) -> None:
+def test_damaged_cifar(tmp_path):
     folder = tmp_path / "cifar-10-batches-bin"
     ten(folder)
     archive = Path(packed(folder, tmp_path / "c.tar.gz"))
@@ -112,7 +112,7 @@ def test_damaged_cifar(tmp_path: Path) -> None:
     assert "1 names, not 10" in refused(tmp_path / "x" / "cifar-10-batches-bin")
 
 
-def test_a_gzipped_tar_of_something_else(tmp_path: Path) -> None:
+def test_a_gzipped_tar_of_something_else(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "1.jpg").write_bytes(b"x" * 1000)
     assert "can't be read in place" in refused(packed(tmp_path / "a", tmp_path / "x.tar.gz"))
@@ -144,7 +144,7 @@ LABELS = np.arange(12, dtype=np.uint8)
         ("emnist-letters-train-images-idx3-ubyte.gz", "emnist-letters-train-labels-idx1-ubyte"),
     ],
 )
-def test_a_pair_is_found_by_name(tmp_path: Path, images: str, labels: str) -> None:
+def test_a_pair_is_found_by_name(tmp_path, images, labels):
     for name, array in ((images, PICTURES), (labels, LABELS)):
         (tmp_path / name).write_bytes(gzip.compress(idx(array), mtime=0) if name.endswith(".gz") else idx(array))
     for path in (tmp_path, tmp_path / images):
@@ -155,7 +155,7 @@ def test_a_pair_is_found_by_name(tmp_path: Path, images: str, labels: str) -> No
     assert "t10k-images-idx3-ubyte" in refused(tmp_path, split="test")
 
 
-def test_the_test_split_is_t10k(tmp_path: Path) -> None:
+def test_the_test_split_is_t10k(tmp_path):
     for split, n in (("train", 3), ("t10k", 2)):
         (tmp_path / f"{split}-images-idx3-ubyte").write_bytes(idx(PICTURES[:n]))
         (tmp_path / f"{split}-labels-idx1-ubyte").write_bytes(idx(LABELS[:n]))
@@ -164,7 +164,7 @@ def test_the_test_split_is_t10k(tmp_path: Path) -> None:
         open_source(str(tmp_path / "train-images-idx3-ubyte"), SourceOptions(split="test"))
 
 
-def test_a_pair_whose_names_do_not_match(tmp_path: Path) -> None:
+def test_a_pair_whose_names_do_not_match(tmp_path):
     images, labels = tmp_path / "pictures", tmp_path / "classes.gz"
     images.write_bytes(idx(PICTURES))
     labels.write_bytes(gzip.compress(idx(LABELS), mtime=0))
@@ -195,14 +195,14 @@ WHOLE = idx(LABELS)
         (gzip.compress(WHOLE, mtime=0)[:12] + b"\xff\xff" + gzip.compress(WHOLE, mtime=0)[14:], "can't be read"),
     ],
 )
-def test_a_damaged_idx_file(tmp_path: Path, data: bytes, words: str) -> None:
+def test_a_damaged_idx_file(tmp_path, data, words):
     path = put_pair(tmp_path, images=data)
     assert words in refused(path, format="idx")
     path.write_bytes(gzip.compress(data, mtime=0))
     assert words in refused(path, format="idx") or data[:2] == b"\x1f\x8b"
 
 
-def test_a_small_gzip_that_would_fill_the_memory_is_not_unpacked(tmp_path: Path) -> None:
+def test_a_small_gzip_that_would_fill_the_memory_is_not_unpacked(tmp_path):
     head = idx(np.zeros((1, 64, 64), np.uint8))[:16]
     path = put_pair(tmp_path, images=gzip.compress(head[:4] + (1 << 20).to_bytes(4, "big") + head[8:]))
     text = refused(path, format="idx")

@@ -15,7 +15,7 @@ MAGIC = struct.pack("<I", 0xCED7230A)
 # TFRecord
 
 
-def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
+def test_a_flipped_bit_is_found(tmp_path):
     path = tmp_path / "x.tfrecord"
     whole = record(example(image__encoded=bytes(5000), image__class__label=3))
     for at in (500, 4000, len(whole) - 1):
@@ -67,7 +67,7 @@ def shards(folder: Path, split: str = "train", n: int = 3, each: int = 2) -> Pat
     return folder
 
 
-def test_imagenets_shards_in_their_order_with_labels_from_1(tmp_path: Path) -> None:
+def test_imagenets_shards_in_their_order_with_labels_from_1(tmp_path):
     folder = shards(tmp_path / "tf")
     shards(folder, "validation", 2, 1)
     expected = [(f"n01440764/n01440764_{i}.JPEG", i, b"jpeg %d" % i) for i in range(6)]
@@ -79,7 +79,7 @@ def test_imagenets_shards_in_their_order_with_labels_from_1(tmp_path: Path) -> N
     assert "no shards of the split `test`" in refused(folder, split="test")
 
 
-def test_a_split_is_refused_where_there_is_only_one(tmp_path: Path) -> None:
+def test_a_split_is_refused_where_there_is_only_one(tmp_path):
     """It would be taken for what it isn't: one file, a pattern, or shards whose names don't say."""
     folder = shards(tmp_path / "tf")
     plain = tmp_path / "plain"
@@ -91,14 +91,14 @@ def test_a_split_is_refused_where_there_is_only_one(tmp_path: Path) -> None:
             open_source(path, SourceOptions(format="tfrecord", split="val"))
 
 
-def test_without_synsets_labels_count_from_0(tmp_path: Path) -> None:
+def test_without_synsets_labels_count_from_0(tmp_path):
     path = tmp_path / "flowers.tfrecord"
     path.write_bytes(record(example(image__encoded=b"a", image__class__label=0)))
     assert everything(open_source(str(path), NONE)) == [("flowers.tfrecord/000000", 0, b"a")]
     assert everything(open_source(str(tmp_path), NONE)) == [("flowers.tfrecord/000000", 0, b"a")]
 
 
-def test_missing_shards_are_named(tmp_path: Path) -> None:
+def test_missing_shards_are_named(tmp_path):
     folder = shards(tmp_path / "tf", n=4)
     (folder / "train-00002-of-00004").unlink()
     text = refused(folder)
@@ -119,7 +119,7 @@ def test_missing_shards_are_named(tmp_path: Path) -> None:
         (b"", "it holds nothing"),
     ],
 )
-def test_a_record_of_another_kind_is_one_bad_image_with_its_place(tmp_path: Path, data: bytes, words: str) -> None:
+def test_a_record_of_another_kind_is_one_bad_image_with_its_place(tmp_path, data, words):
     path = tmp_path / "x.tfrecord"
     path.write_bytes(record(imagenet(0)) + record(data))
     source = open_source(str(path), NONE)
@@ -129,7 +129,7 @@ def test_a_record_of_another_kind_is_one_bad_image_with_its_place(tmp_path: Path
     assert source.item(0).label == 0
 
 
-def test_damaged_shards_say_where(tmp_path: Path) -> None:
+def test_damaged_shards_say_where(tmp_path):
     good = record(imagenet(0))
     cases = {
         "goes on": (good + record(imagenet(1))[:-5], f"the record at byte {len(good)} has"),
@@ -183,18 +183,18 @@ def rec(folder: Path, idx: bool = True, lst: bool = True) -> Path:
     return folder / "x.rec"
 
 
-def test_recordio_with_its_list(tmp_path: Path) -> None:
+def test_recordio_with_its_list(tmp_path):
     source = open_source(str(rec(tmp_path)), NONE)
     assert source.kind == "recordio" and source.classes == ()
     assert everything(source) == [(f"dir {i}/{i}.jpg", i % 3, body) for i, body in enumerate(BODIES)]
 
 
-def test_recordio_alone_is_named_by_its_ids(tmp_path: Path) -> None:
+def test_recordio_alone_is_named_by_its_ids(tmp_path):
     source = open_source(str(rec(tmp_path, idx=False, lst=False)), NONE)
     assert everything(source) == [(f"x/{100 + i:08d}", i % 3, body) for i, body in enumerate(BODIES)]
 
 
-def test_one_label_in_a_list_of_one(tmp_path: Path) -> None:
+def test_one_label_in_a_list_of_one(tmp_path):
     (tmp_path / "x.rec").write_bytes(packed(image(0.0, 1, struct.pack("<f", 7.0) + b"body", flag=1)))
     assert everything(open_source(str(tmp_path / "x.rec"), NONE)) == [("x/00000001", 7, b"body")]
 
@@ -222,14 +222,14 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_broken_recordio_says_where(tmp_path: Path, case: str) -> None:
+def test_broken_recordio_says_where(tmp_path, case):
     data, words = BROKEN[case]
     (tmp_path / "x.rec").write_bytes(data)
     text = refused(tmp_path / "x.rec", format="recordio")
     assert words in text and str(tmp_path / "x.rec") in text
 
 
-def test_a_list_of_another_file(tmp_path: Path) -> None:
+def test_a_list_of_another_file(tmp_path):
     path = rec(tmp_path)
     (tmp_path / "x.lst").write_text("1\t0\ta.jpg\n")
     assert "no line with the index 100" in refused(path)

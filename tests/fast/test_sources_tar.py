@@ -44,7 +44,7 @@ def train(tmp_path: Path) -> str:
     return put(tmp_path / "ILSVRC2012_img_train.tar", tar(*((f"{s}.tar", data) for s, data in inner.items())))
 
 
-def test_imagenets_train_is_a_tar_of_tars_with_sorted_synsets_as_labels(tmp_path: Path) -> None:
+def test_imagenets_train_is_a_tar_of_tars_with_sorted_synsets_as_labels(tmp_path):
     source = open_source(train(tmp_path), NONE)
     assert source.kind == "imagenet" and source.classes == SYNSETS
     assert everything(source) == [
@@ -52,7 +52,7 @@ def test_imagenets_train_is_a_tar_of_tars_with_sorted_synsets_as_labels(tmp_path
     ]
 
 
-def test_a_synsets_file_gives_the_labels_and_their_names(tmp_path: Path) -> None:
+def test_a_synsets_file_gives_the_labels_and_their_names(tmp_path):
     words = put(tmp_path / "synset_words.txt", "n00000002 9 iron\nn00000009 none here\nn00000001 x\nn00000003 y, z\n")
     source = open_source(train(tmp_path), SourceOptions(synsets=words))
     assert [label for _, label, _ in everything(source)] == [2, 2, 0, 0, 3, 3]
@@ -90,7 +90,7 @@ TRUTHS = {
 
 @pytest.mark.parametrize("top", ["", "./", "val/"])
 @pytest.mark.parametrize("form", TRUTHS)
-def test_every_form_of_ground_truth_says_the_same(tmp_path: Path, form: str, top: str) -> None:
+def test_every_form_of_ground_truth_says_the_same(tmp_path, form, top):
     truth = put(tmp_path / "truth.txt", TRUTHS[form])
     source = open_source(val(tmp_path, top), SourceOptions(ground_truth=truth))
     assert source.kind == "imagenet"
@@ -101,7 +101,7 @@ def test_every_form_of_ground_truth_says_the_same(tmp_path: Path, form: str, top
     assert source.classes == (() if "label" in form else SYNSETS)
 
 
-def test_the_devkits_ids_are_no_labels(tmp_path: Path) -> None:
+def test_the_devkits_ids_are_no_labels(tmp_path):
     truth = put(tmp_path / "ILSVRC2012_validation_ground_truth.txt", "1\n2\n3\n2\n")
     text = refused(val(tmp_path), ground_truth=truth)
     assert "count from 1" in text and "val.txt" in text
@@ -109,7 +109,7 @@ def test_the_devkits_ids_are_no_labels(tmp_path: Path) -> None:
     assert "has ILSVRC2012_IDs" in refused(val(tmp_path), ground_truth=truth, synsets=ids)
 
 
-def test_a_folder_of_val_with_its_ground_truth(tmp_path: Path) -> None:
+def test_a_folder_of_val_with_its_ground_truth(tmp_path):
     (tmp_path / "val").mkdir()
     for i in (2, 1):
         put(tmp_path / "val" / f"ILSVRC2012_val_0000000{i}.JPEG", b"%d" % i)
@@ -119,7 +119,7 @@ def test_a_folder_of_val_with_its_ground_truth(tmp_path: Path) -> None:
     assert "without class folders" in refused(str(tmp_path / "val"))
 
 
-def test_both_archives_in_a_folder_are_told_apart_by_the_split(tmp_path: Path) -> None:
+def test_both_archives_in_a_folder_are_told_apart_by_the_split(tmp_path):
     train(tmp_path), val(tmp_path)
     assert len(open_source(str(tmp_path), NONE)) == 6
     truth = put(tmp_path / "truth.txt", TRUTHS["labels"])
@@ -139,12 +139,12 @@ def test_both_archives_in_a_folder_are_told_apart_by_the_split(tmp_path: Path) -
         ("n00000001\nn00000001\nn00000001\nn99999999\n", "n99999999 is not among the synsets"),
     ],
 )
-def test_a_ground_truth_of_another_set(tmp_path: Path, text: str, words: str) -> None:
+def test_a_ground_truth_of_another_set(tmp_path, text, words):
     synsets = put(tmp_path / "synsets.txt", "\n".join(SYNSETS))
     assert words in refused(val(tmp_path), ground_truth=put(tmp_path / "t", text), synsets=synsets)
 
 
-def test_mistakes_in_a_ground_truth_have_places(tmp_path: Path) -> None:
+def test_mistakes_in_a_ground_truth_have_places(tmp_path):
     truth = put(tmp_path / "t", "a.JPEG 1\na.JPEG 2\nb.JPEG n00000001\n5\nc.JPEG x\n")
     text = refused(val(tmp_path), RecipeError, ground_truth=truth)
     assert all(f"{truth}:{place}: " in text for place in ("2:8", "3:8", "4:1", "5:8")) and "4 mistakes" in text
@@ -152,7 +152,7 @@ def test_mistakes_in_a_ground_truth_have_places(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 @pytest.mark.parametrize("top", ["", "./", "train/", "./data/"])
-def test_a_tar_of_class_folders(tmp_path: Path, top: str, format: int) -> None:
+def test_a_tar_of_class_folders(tmp_path, top, format):
     long = "b/" + "deep/" * 15 + "x" * 90 + ".jpg"  # needs ustar's prefix, GNU's long name or pax
     data = tar(
         special(top + "b", tarfile.DIRTYPE),
@@ -204,20 +204,20 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_and_broken_tars(tmp_path: Path, case: str) -> None:
+def test_hostile_and_broken_tars(tmp_path, case):
     data, words = HOSTILE[case]
     path = put(tmp_path / "x.tar", data)
     text = refused(path, StagerunError, format="imagenet")
     assert words in text and path in text and "hint: " in text
 
 
-def test_an_inner_tar_cannot_read_beyond_its_end(tmp_path: Path) -> None:
+def test_an_inner_tar_cannot_read_beyond_its_end(tmp_path):
     inner = GOOD + raw(b"n1_2.JPEG", b"2000")  # says that the image goes on where the next class begins
     path = put(tmp_path / "x.tar", tar(("n00000001.tar", inner), ("n00000002.tar", bytes(4096))))
     assert "n00000001.tar at byte 1536: `n1_2.JPEG` has 1024 bytes, but the archive ends at 2048" in refused(path)
 
 
-def test_an_archive_that_shrinks_under_us(tmp_path: Path) -> None:
+def test_an_archive_that_shrinks_under_us(tmp_path):
     path = train(tmp_path)
     source = open_source(path, NONE)
     before = source.signature

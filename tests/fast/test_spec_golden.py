@@ -33,13 +33,13 @@ def said(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_message(name: str) -> None:
+def test_message(name):
     expected = FOLDER / f"{name}.err"
     assert expected.exists(), f"{expected.name} is missing: run scripts/golden and read it"
     assert said(name) == expected.read_text(), "run scripts/golden and read the difference"
 
 
-def test_every_expected_text_has_its_case() -> None:
+def test_every_expected_text_has_its_case():
     assert sorted(p.stem for p in FOLDER.glob("*.err")) == CASES
 
 

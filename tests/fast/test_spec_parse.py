@@ -114,7 +114,7 @@ TEXT = {
 @pytest.mark.parametrize("drawn", TEXT)
 @given(data=st.data())
 @examples(600)
-def test_agrees_with_text_format(drawn: str, data: st.DataObject) -> None:
+def test_agrees_with_text_format(drawn, data):
     text = data.draw(TEXT[drawn])
     agrees(text, stagerun_pb2.Solver)
     if drawn == "words":
@@ -135,7 +135,7 @@ def test_agrees_with_text_format(drawn: str, data: st.DataObject) -> None:
         "\tmax_iter:\t3\r\n\N{NO-BREAK SPACE}base_lr:1#",
     ],
 )
-def test_what_text_format_reads_is_read_the_same(text: str) -> None:
+def test_what_text_format_reads_is_read_the_same(text):
     assert agrees(text, stagerun_pb2.Solver)
 
 
@@ -149,12 +149,12 @@ def mistakes(text: str | bytes) -> tuple[Any, ...]:
     ["".join(f"x{i}: ? " for i in range(9000)), "{" * 100_000, "stage {" * 30_000, "[" * 100_000],
     ids=["fields", "braces", "stages", "brackets"],
 )
-def test_a_file_that_is_something_else_ends_soon(text: str) -> None:
+def test_a_file_that_is_something_else_ends_soon(text):
     start = time.process_time()
     assert 0 < len(mistakes(text)) <= 102
     assert time.process_time() - start < 5
 
 
-def test_a_file_may_not_be_large() -> None:
+def test_a_file_may_not_be_large():
     assert not mistakes(b"#" * LARGEST)
     assert "larger than 1 MB" in mistakes(b"#" * (LARGEST + 1))[0].message

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from pathlib import Path
 
 import pytest
 from facade import RecipeError, recipe, tree, write_lmdb
@@ -36,7 +35,7 @@ def messages(**texts: object) -> list[str]:
     return [p.message for p in caught.value.problems]
 
 
-def test_defaults_and_units() -> None:
+def test_defaults_and_units():
     schedule = read()
     solver = schedule.stage("a").solver
     assert (schedule.name, schedule.seed, schedule.keep_snapshots) == ("small", 1, 3)
@@ -49,7 +48,7 @@ def test_defaults_and_units() -> None:
     assert [name for name, _ in schedule.files] == ["schedule.prototxt", "a.prototxt", "b.prototxt"]
 
 
-def test_an_evaluation_sees_the_channels_of_training_and_nothing_drawn() -> None:
+def test_an_evaluation_sees_the_channels_of_training_and_nothing_drawn():
     drawn = (
         "transform_param { channel_order: RGB mean_value: [3, 2, 1] std_value: [6, 5, 4] crop_size: 24 mirror: true"
         " cutout_size: 8 rand_augment_param { }"
@@ -100,7 +99,7 @@ THIRD = SCHEDULE + 'stage { name: "c" solver: "b.prototxt" }'
         ({"a": A + "transform_param { pad: 2 }", "changes": ("solver.transform_param.pad=1",)}, {"a.transform": INHERITED, "b.transform": dataclasses.replace(INHERITED, pad=1)}),
     ],
 )  # fmt: skip
-def test_the_value_of_a_field(texts: dict[str, str], expected: dict[str, object]) -> None:
+def test_the_value_of_a_field(texts, expected):
     schedule = read(**texts)  # type: ignore[arg-type]
     found = {name: getattr(schedule.stage(name.partition(".")[0]).solver, name.partition(".")[2]) for name in expected}
     assert found == expected
@@ -115,7 +114,7 @@ def test_the_value_of_a_field(texts: dict[str, str], expected: dict[str, object]
         ("vgg16", (0.9, 1e-5)),  # has none, and nothing reads them
     ],
 )
-def test_batch_norm_is_as_published_where_nothing_is_written(name: str, published: tuple[float, float]) -> None:
+def test_batch_norm_is_as_published_where_nothing_is_written(name, published):
     schedule = read(changes=(f"model.name={name}", "solver.transform_param.crop_size=32"))
     assert (schedule.model.moving_average_fraction, schedule.model.eps) == published
     origins = schedule.stage("a").origins
@@ -126,19 +125,19 @@ def test_batch_norm_is_as_published_where_nothing_is_written(name: str, publishe
         assert (changed.model.moving_average_fraction, changed.model.eps) == (published[0], 0.5)
 
 
-def test_any_number_of_wrong_sets() -> None:
+def test_any_number_of_wrong_sets():
     assert len(messages(changes=tuple(f"a.max_iter=x{i}" for i in range(300)))) > 100
     assert messages(changes=("a.ty\udcffpe=SGD",)) == ["the argument is not UTF-8"]
 
 
-def test_a_set_for_all_that_reaches_no_stage_is_a_mistake() -> None:
+def test_a_set_for_all_that_reaches_no_stage_is_a_mistake():
     for name in ("solver.max_iter", "solver.max_epoch", "solver.base_lr"):
         assert messages(changes=(f"{name}=3",)) == [f"`{name}` reaches no stage: each sets its own"]
     # Nothing is said of it beside a file that can't be read.
     assert not any("reaches" in m for m in messages(a="base_lr: 0.1 max_iter: ", changes=("solver.max_iter=9",)))
 
 
-def test_origins() -> None:
+def test_origins():
     schedule = read(a=A + "momentum: 0.7", changes=("a.display=5", "a.transform_param.pad=0"))
     origins = schedule.stage("a").origins
     layers = {k: (o.layer, o.text) for k, o in origins.items()}
@@ -169,7 +168,7 @@ SAME = [
 
 
 @pytest.mark.parametrize("same", SAME)
-def test_identity_does_not_depend_on_how_it_is_written(same: dict[str, str]) -> None:
+def test_identity_does_not_depend_on_how_it_is_written(same):
     assert read(**same).stage("a").identity == read().stage("a").identity  # type: ignore[arg-type]
     assert language.digest(read(**same)) == language.digest(read())  # type: ignore[arg-type]
 
@@ -187,13 +186,13 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("change", "key"), DIFFERENT)
-def test_identity_shows_what_changed(change: dict[str, str], key: str) -> None:
+def test_identity_shows_what_changed(change, key):
     before, after = read().stage("a").identity, read(**change).stage("a").identity  # type: ignore[arg-type]
     assert before[key] != after[key]
     assert language.digest(read()) != language.digest(read(**change))  # type: ignore[arg-type]
 
 
-def test_every_number_has_bounds() -> None:
+def test_every_number_has_bounds():
     """But for those whose range is no interval, or depends on another field."""
     numbers = [
         f
@@ -209,7 +208,7 @@ def test_every_number_has_bounds() -> None:
     }  # fmt: skip
 
 
-def test_load_reads_a_folder_and_says_what_is_no_schedule(tmp_path: Path) -> None:
+def test_load_reads_a_folder_and_says_what_is_no_schedule(tmp_path):
     folder = tmp_path / "small"
     folder.mkdir()
     for name, text in (("schedule", SCHEDULE), ("a", A), ("b", B)):
@@ -228,7 +227,7 @@ def test_load_reads_a_folder_and_says_what_is_no_schedule(tmp_path: Path) -> Non
         assert message in caught.value.render()
 
 
-def test_the_folders_name_must_do_as_the_schedules() -> None:
+def test_the_folders_name_must_do_as_the_schedules():
     with pytest.raises(RecipeError) as caught:
         language.read({"schedule.prototxt": SCHEDULE, "a.prototxt": A, "b.prototxt": B}, "/runs/my run")
     assert "`my run`" in caught.value.render()
@@ -237,7 +236,7 @@ def test_the_folders_name_must_do_as_the_schedules() -> None:
 UNCOUNTED = SCHEDULE.replace(" images: 1000", "").replace(" images: 200", "")
 
 
-def test_images_that_are_not_written_are_those_of_the_lmdb() -> None:
+def test_images_that_are_not_written_are_those_of_the_lmdb():
     texts = {"schedule.prototxt": UNCOUNTED, "a.prototxt": A, "b.prototxt": B}
     counted = language.read(texts, "/runs/small", (), "", {"/runs/small/train": 1000, "/val": 200}.__getitem__)
     assert language.canonical(counted) == language.canonical(read()) and language.digest(counted) == language.digest(
@@ -251,7 +250,7 @@ def test_images_that_are_not_written_are_those_of_the_lmdb() -> None:
     assert written.data.train.images == 1000
 
 
-def test_where_there_is_no_lmdb_no_number_is_made_up(tmp_path: Path) -> None:
+def test_where_there_is_no_lmdb_no_number_is_made_up(tmp_path):
     assert messages(schedule=UNCOUNTED) == ["Source lacks `images`"] * 2
     for name, text in (("schedule", UNCOUNTED), ("a", A), ("b", B)):
         (tmp_path / f"{name}.prototxt").write_text(text)
@@ -264,7 +263,7 @@ def test_where_there_is_no_lmdb_no_number_is_made_up(tmp_path: Path) -> None:
     assert language.load(tmp_path, ["data.val.images=2"]).data.train.images == 3
 
 
-def test_spare_classes_are_no_part_of_what_a_snapshot_is_made_from() -> None:
+def test_spare_classes_are_no_part_of_what_a_snapshot_is_made_from():
     spare = read(SCHEDULE.replace("num_classes: 10", "num_classes: 10 spare_classes: true"))
     assert spare.model.spare_classes and language.canonical(spare) == language.canonical(read())
     assert language.digest(spare) == language.digest(read())

@@ -74,7 +74,7 @@ def without_places(schedule: recipe.Schedule) -> recipe.Schedule:
 
 @examples(100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(values(recipe.Schedule))
-def test_what_canonical_writes_is_read_back(schedule: recipe.Schedule) -> None:
+def test_what_canonical_writes_is_read_back(schedule):
     # Of its own a stage has the images alone.
     own = [dataclasses.replace(schedule.data, train=stage.data.train, val=stage.data.val) for stage in schedule.stages]
     stages = tuple(dataclasses.replace(stage, data=data) for stage, data in zip(schedule.stages, own, strict=True))
@@ -87,7 +87,7 @@ def test_what_canonical_writes_is_read_back(schedule: recipe.Schedule) -> None:
 
 
 @pytest.mark.parametrize("folder", sorted(p.name for p in SOLVERS.iterdir()))
-def test_the_published_schedules(folder: str) -> None:
+def test_the_published_schedules(folder):
     schedule = load(SOLVERS / folder)
     read = read_recipe(canonical(schedule))
     assert without_places(read) == without_places(schedule)
@@ -97,7 +97,7 @@ def test_the_published_schedules(folder: str) -> None:
 STORED = canonical(load(SOLVERS / "fashion_collapse"))
 
 
-def test_a_field_that_an_older_stagerun_did_not_write_has_its_default() -> None:
+def test_a_field_that_an_older_stagerun_did_not_write_has_its_default():
     younger = ("compile", "adapt", "zero_gamma", "ema_interval", "determinism", "display")
     older = "".join(line for line in STORED.splitlines(True) if line.split(":")[0].strip() not in younger)
     assert older != STORED
@@ -124,7 +124,7 @@ def test_a_field_that_an_older_stagerun_did_not_write_has_its_default() -> None:
         ("seed: 1", "seed:", r"line 3: `\{` is not a field|`seed` can't be"),
     ],
 )
-def test_any_other_text_is_refused_with_its_line(before: str, after: str, message: str) -> None:
+def test_any_other_text_is_refused_with_its_line(before, after, message):
     assert before in STORED
     with pytest.raises(ValueError, match=message):
         read_recipe(STORED.replace(before, after, 1))
@@ -136,6 +136,6 @@ CUT = STORED[: STORED.rindex("}")]
 @pytest.mark.parametrize(
     "text", ["", "}", "{", "model {" * 100_000, "name", 'name: "', "\0", "seed: " + "9" * 5000, CUT]
 )
-def test_no_text_breaks_the_reader(text: str) -> None:
+def test_no_text_breaks_the_reader(text):
     with pytest.raises(ValueError):
         read_recipe(text)

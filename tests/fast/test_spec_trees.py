@@ -46,14 +46,14 @@ MAIN_AND = 'stage { name: "main" } stage { name: "collapse" '
         ('stage { name: "a" from: "c" solver: "main.prototxt" } stage { name: "main" from: "" } stage { name: "c" from: "d" solver: "main.prototxt" } stage { name: "d" from: "" solver: "main.prototxt" }', {"d": (None, None), "c": ("d", None), "a": ("c", None), "main": (None, None)}),
     ],
 )  # fmt: skip
-def test_a_tree(stages: str, expected: dict[str, tuple[str | None, int | None]]) -> None:
+def test_a_tree(stages, expected):
     schedule = read(stages, last=MAIN)
     assert list(tree(schedule).items()) == list(expected.items())
     assert {s.group for s in schedule.stages if s.name.startswith("collapse_")} <= {"collapse"}
     assert [path for path, _ in schedule.files].count("collapse.prototxt") <= 1, "a file is read once"
 
 
-def test_an_iteration_of_the_parent_is_part_of_the_identity() -> None:
+def test_an_iteration_of_the_parent_is_part_of_the_identity():
     schedule = read(MAIN_AND + 'from: "main@7" enabled: false }')
     assert schedule.branch_points("main") == (7,), "its snapshot is taken though no stage that runs starts there"
     stage = schedule.stage("collapse")
@@ -71,7 +71,7 @@ stage {
 """
 
 
-def test_a_sweep_is_a_layer_above_the_stages_file() -> None:
+def test_a_sweep_is_a_layer_above_the_stages_file():
     schedule = read(SWEEP)
     solvers = [schedule.stage(f"collapse_{name}").solver for name in ("low", "long", "late")]
     assert [(s.base_lr, s.max_iter, s.transform.crop_size, s.weight_decay, s.logical_workers) for s in solvers] == [
@@ -85,7 +85,7 @@ def test_a_sweep_is_a_layer_above_the_stages_file() -> None:
     assert str(origins["solver.base_lr"].span).startswith("schedule.prototxt:9:")
 
 
-def test_a_stage_written_inside_the_schedule_is_the_one_in_a_file() -> None:
+def test_a_stage_written_inside_the_schedule_is_the_one_in_a_file():
     """Same identity and canonical form; places are in schedule.prototxt."""
     own = f'stage {{ name: "main" solver_param {{ {MAIN} }} }}'
     text = SWEEP.replace('stage { name: "main" }', own)
@@ -99,7 +99,7 @@ def test_a_stage_written_inside_the_schedule_is_the_one_in_a_file() -> None:
     assert read(text, ("main.base_lr=0.7",)).stage("main").solver.base_lr == 0.7
 
 
-def test_a_stage_that_its_sweeps_fill_needs_no_file() -> None:
+def test_a_stage_that_its_sweeps_fill_needs_no_file():
     low, high = (
         f'sweep {{ name: "{name}" solver {{ {MAIN} display: {n} }} }}' for n, name in enumerate(("low", "high"))
     )
@@ -113,7 +113,7 @@ def test_a_stage_that_its_sweeps_fill_needs_no_file() -> None:
         assert "probe.prototxt: there is no such file" in caught.value.problems[0].message
 
 
-def test_set_for_the_group_and_for_one_of_it() -> None:
+def test_set_for_the_group_and_for_one_of_it():
     changes = ("collapse.base_lr=0.5", "collapse_low.base_lr=0.7", "collapse_low.transform_param.crop_size=20")
     schedule = read(SWEEP, changes)
     found = {s.name: (s.solver.base_lr, s.solver.transform.crop_size) for s in schedule.stages[1:]}
@@ -123,13 +123,13 @@ def test_set_for_the_group_and_for_one_of_it() -> None:
     assert (transform.crop_size, transform.mirror) == (26, True)
 
 
-def test_below_what_is_not_enabled_nothing_is() -> None:
+def test_below_what_is_not_enabled_nothing_is():
     off = 'stage { name: "a" } stage { name: "b" enabled: false } stage { name: "c" } stage { name: "d" from: "a@3" }'
     enabled = {s.name: s.enabled for s in read(off, a=MAIN, b=MAIN, c=MAIN, d=MAIN).stages}
     assert enabled == {"a": True, "b": False, "c": False, "d": True}
 
 
-def test_names_and_what_is_enabled_are_not_in_the_digest_and_the_iteration_is() -> None:
+def test_names_and_what_is_enabled_are_not_in_the_digest_and_the_iteration_is():
     def of(text: str) -> str:
         return language.digest(read('stage { name: "main" }' + text, other=COLLAPSE))
 
@@ -145,7 +145,7 @@ def test_names_and_what_is_enabled_are_not_in_the_digest_and_the_iteration_is() 
     st.lists(st.text("@main0123456789 -_", max_size=30) | st.just("main@" + "0" * 30 + "9" * 5000), max_size=4),
     st.lists(st.sampled_from(["a", "b", "main", "main_7", ""]), max_size=3),
 )
-def test_whatever_is_written_a_mistake_has_its_place(starts: list[str], sweeps: list[str]) -> None:
+def test_whatever_is_written_a_mistake_has_its_place(starts, sweeps):
     text = 'stage { name: "main" }\nstage { name: "collapse" '
     text += " ".join(f'from: "{s}"' for s in starts) + " ".join(f' sweep {{ name: "{s}" }}' for s in sweeps) + " }"
     try:

@@ -18,7 +18,7 @@ DERIVED = {
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_an_identity_of_this_version_is_complete_and_a_default_that_is_left_out_comes_back(folder: Path) -> None:
+def test_an_identity_of_this_version_is_complete_and_a_default_that_is_left_out_comes_back(folder):
     for stage in (stages := load(folder).stages):
         whole = completed(stage.identity)
         assert stage.identity.items() <= whole.items()
@@ -33,7 +33,7 @@ def test_an_identity_of_this_version_is_complete_and_a_default_that_is_left_out_
         assert completed({k: v for k, v in stage.identity.items() if k != key}) == whole, key
 
 
-def test_a_message_that_may_be_absent_is_not_there_with_its_defaults() -> None:
+def test_a_message_that_may_be_absent_is_not_there_with_its_defaults():
     def identity(transform: str) -> Mapping[str, str]:
         text = SCHEDULE.replace("transform_param {", "transform_param { " + transform)
         return read({"schedule.prototxt": text, "a.prototxt": A, "b.prototxt": B}, "/s").stages[0].identity
@@ -49,7 +49,7 @@ def test_a_message_that_may_be_absent_is_not_there_with_its_defaults() -> None:
     assert completed({k: v for k, v in without.items() if k != key}) == completed(without)
 
 
-def test_what_counts_no_more_is_left_out_and_what_is_not_known_stays() -> None:
+def test_what_counts_no_more_is_left_out_and_what_is_not_known_stays():
     found = completed({"name": '"old"', "solver.display": "5", recipe.FROM_ITER: "7", "solver.from_the_future": "1"})
     assert "name" not in found and "solver.display" not in found
     assert found[recipe.FROM_ITER] == "7" and found["solver.from_the_future"] == "1"

@@ -26,7 +26,7 @@ def read(two: str = "", three: str = "", one: str = "", shared: str = SCHEDULE, 
     return language.read(texts, "/s", overrides)
 
 
-def test_a_stage_has_its_own_images_and_all_else_of_the_schedule() -> None:
+def test_a_stage_has_its_own_images_and_all_else_of_the_schedule():
     s = read(two=SMALL, shared=SCHEDULE.replace("} }\nsolver", "} shuffle: false }\nsolver"))
     one, two, three = s.stages
     assert one.data == three.data == s.data
@@ -40,14 +40,14 @@ def test_a_stage_has_its_own_images_and_all_else_of_the_schedule() -> None:
     assert other.identity == read(shared=SCHEDULE).stage("two").identity, "no snapshot depends on them"
 
 
-def test_the_same_images_written_once_more_change_nothing() -> None:
+def test_the_same_images_written_once_more_change_nothing():
     plain, said = read(), read(two='data { train { source: "a" images: 1000 } }')
     assert [s.identity for s in plain.stages] == [s.identity for s in said.stages]
     assert language.canonical(plain) == language.canonical(said)
     assert "last_used" not in language.canonical(plain)
 
 
-def test_the_canonical_form_reads_back() -> None:
+def test_the_canonical_form_reads_back():
     two = SMALL.replace("} }", '} val { source: "v" images: 100 name: "x" } val { source: "w" images: 9 name: "y" } }')
     s = read(two=two)
     found = read_recipe(language.canonical(s))
@@ -55,7 +55,7 @@ def test_the_canonical_form_reads_back() -> None:
     assert language.canonical(found) == language.canonical(s)
 
 
-def test_which_set_goes_on_is_part_of_the_identity_since_paths_are_not() -> None:
+def test_which_set_goes_on_is_part_of_the_identity_since_paths_are_not():
     def used(**files: str) -> list[str | None]:
         return [stage.identity.get("data.train.last_used") for stage in read(**files).stages]
 
@@ -65,7 +65,7 @@ def test_which_set_goes_on_is_part_of_the_identity_since_paths_are_not() -> None
     assert used(two=SMALL + " carry { data: RESTART }") == [None, None, "2 stages before"]
 
 
-def test_a_set_may_be_changed_on_the_command_line() -> None:
+def test_a_set_may_be_changed_on_the_command_line():
     s = read(SMALL, "", "", SCHEDULE, "data.val.source=/elsewhere")
     assert [stage.data.val[0].path for stage in s.stages] == ["/elsewhere"] * 3
 
@@ -76,7 +76,7 @@ SEVERAL = SCHEDULE.replace(
 )
 
 
-def test_of_several_validation_sets_a_change_of_one_field_is_for_the_first() -> None:
+def test_of_several_validation_sets_a_change_of_one_field_is_for_the_first():
     s = read("", "", "", SEVERAL, "data.val.images=90")
     assert [(v.name, v.images) for v in s.data.val] == [("v1", 90), ("v2", 50)]
     assert s.stages[0].origins["data.val.v2.images"].text == "50"
@@ -127,7 +127,7 @@ TREES = st.lists(
 
 
 @given(TREES)
-def test_each_set_has_a_position_of_its_own_along_the_path(draws: list[tuple[int, int, int, int, bool]]) -> None:
+def test_each_set_has_a_position_of_its_own_along_the_path(draws):
     of = grown(draws)
     found = {planned.stage.name: planned.begins_at for planned in make_plan(of, Inventory()).stages}
     assert found == {name: by_hand(of, name) for name in found}

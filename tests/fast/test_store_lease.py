@@ -67,7 +67,7 @@ def commit(out: Path, held: Lease, iter: int = 100, disk: store.Disk | None = No
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
+def out(tmp_path):
     store.prepare(LocalDisk(), tmp_path / "out")
     return tmp_path / "out"
 
@@ -75,7 +75,7 @@ def out(tmp_path: Path) -> Path:
 # ---- one after the other
 
 
-def test_a_life_says_who_it_is_and_how_it_ended(out: Path) -> None:
+def test_a_life_says_who_it_is_and_how_it_ended(out):
     one = taken(out)
     one.require_held()
     found = life(out, 1)
@@ -90,7 +90,7 @@ def test_a_life_says_who_it_is_and_how_it_ended(out: Path) -> None:
         one.require_held()
 
 
-def test_the_files_of_old_lives_go_and_what_killed_ones_left(out: Path) -> None:
+def test_the_files_of_old_lives_go_and_what_killed_ones_left(out):
     for _ in range(KEPT + 4):
         taken(out).release(0)
         (out / "lives" / ".tmp-a0001.json-00ff00ff").write_bytes(b"half")
@@ -103,7 +103,7 @@ def test_the_files_of_old_lives_go_and_what_killed_ones_left(out: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 69, 75])
-def test_nobody_waits_for_a_life_that_has_ended_wherever_that_was(out: Path, code: int) -> None:
+def test_nobody_waits_for_a_life_that_has_ended_wherever_that_was(out, code):
     taken(out, NODE7).release(code)
     clock = Clock()
     taken(out, clock=clock)
@@ -121,7 +121,7 @@ def wait_and_take(out: Path, named: str) -> None:
 
 
 @pytest.mark.parametrize("away", [NODE7, replace(HERE, boot="another"), replace(HERE, namespace="another")])
-def test_a_silent_one_is_waited_for_and_then_taken_over(out: Path, away: Identity) -> None:
+def test_a_silent_one_is_waited_for_and_then_taken_over(out, away):
     """Elsewhere, after a reboot, in a container."""
     first = taken(out, away)
     wait_and_take(out, f"process {away.pid} on {away.host}, since 20")
@@ -150,7 +150,7 @@ def changed(path: Path, host: str = "h", **changes: object) -> None:
         Path.mkdir,
     ],
 )
-def test_and_so_is_one_whose_name_cannot_be_read(out: Path, make: bytes | Callable[[Path], object]) -> None:
+def test_and_so_is_one_whose_name_cannot_be_read(out, make):
     (out / "precious").write_bytes(b"x")
     (out / "lives").mkdir()
     path = out / "lives" / "a0001.json"
@@ -159,7 +159,7 @@ def test_and_so_is_one_whose_name_cannot_be_read(out: Path, make: bytes | Callab
 
 
 @pytest.mark.parametrize("after, asleep", [(0.5, 0), (7, 0), (14.9, 0), (1, 1000)])
-def test_one_that_gives_a_sign_of_life_is_left_alone(out: Path, after: float, asleep: float) -> None:
+def test_one_that_gives_a_sign_of_life_is_left_alone(out, after, asleep):
     """`asleep`: of a taker that was stopped itself; its clock says that the time is over, but it has not looked for all of it."""
     first = taken(out, NODE7)
     clock = Clock()
@@ -177,7 +177,7 @@ def test_one_that_gives_a_sign_of_life_is_left_alone(out: Path, after: float, as
 
 
 @pytest.mark.parametrize("took", [[6.0], [6.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 6.0]])
-def test_a_taker_whose_looks_are_slow_does_not_look_for_ever(out: Path, took: list[float]) -> None:
+def test_a_taker_whose_looks_are_slow_does_not_look_for_ever(out, took):
     taken(out, NODE7)
     clock, looks = Clock(), 0
 
@@ -192,7 +192,7 @@ def test_a_taker_whose_looks_are_slow_does_not_look_for_ever(out: Path, took: li
     assert clock.now >= 1000 + WAIT
 
 
-def test_a_look_that_hung_is_not_the_last(out: Path) -> None:
+def test_a_look_that_hung_is_not_the_last(out):
     """The server was away for the holder's beats, too; and it counts as one beat, wherever in the wait that is."""
     first, hung = taken(out, NODE7), 0
     for at in count(1):
@@ -217,7 +217,7 @@ def test_a_look_that_hung_is_not_the_last(out: Path) -> None:
             return
 
 
-def test_a_stop_is_answered_while_it_waits(out: Path) -> None:
+def test_a_stop_is_answered_while_it_waits(out):
     taken(out, NODE7)
     clock = Clock()
     second = lease(out, clock=clock)
@@ -227,7 +227,7 @@ def test_a_stop_is_answered_while_it_waits(out: Path) -> None:
     assert os.listdir(out / "lives") == ["a0001.json"]
 
 
-def test_of_two_that_wait_the_second_finds_that_the_first_was_faster(out: Path) -> None:
+def test_of_two_that_wait_the_second_finds_that_the_first_was_faster(out):
     taken(out, NODE7)
     clock = Clock()
     clock.then[14] = lambda: taken(out, NODE8)
@@ -238,7 +238,7 @@ def test_of_two_that_wait_the_second_finds_that_the_first_was_faster(out: Path) 
 # ---- two at once
 
 
-def test_the_making_of_the_file_decides_between_them(out: Path) -> None:
+def test_the_making_of_the_file_decides_between_them(out):
     """At every call of the slower one, the faster one comes in between: never do both hold the folder."""
     for at in count(1):
         folder = out / str(at)
@@ -277,7 +277,7 @@ def tree(out: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
-def test_one_that_comes_back_may_not_publish(out: Path) -> None:
+def test_one_that_comes_back_may_not_publish(out):
     first = taken(out, NODE7)
     commit(out, first)
     second, before = taken(out), tree(out)
@@ -292,7 +292,7 @@ def test_one_that_comes_back_may_not_publish(out: Path) -> None:
     second.beat()
 
 
-def test_one_that_comes_back_in_the_middle_of_publishing_takes_nobodys_place(out: Path) -> None:
+def test_one_that_comes_back_in_the_middle_of_publishing_takes_nobodys_place(out):
     """At every call of its commit the other takes over and writes a snapshot of the same iteration."""
     for at in count(1):
         folder = out / str(at)
@@ -321,7 +321,7 @@ def test_one_that_comes_back_in_the_middle_of_publishing_takes_nobodys_place(out
         assert found.snapshots[-1].attempt == 2, "the order puts that of the higher attempt after the other"
 
 
-def test_one_whose_file_is_gone_or_anothers_is_out(out: Path) -> None:
+def test_one_whose_file_is_gone_or_anothers_is_out(out):
     one, path = taken(out), out / "lives" / "a0001.json"
     path.unlink()
     with pytest.raises(FolderInUseError, match=r"a0001\.json is gone"):
@@ -333,7 +333,7 @@ def test_one_whose_file_is_gone_or_anothers_is_out(out: Path) -> None:
         two.require_held()
 
 
-def test_a_file_of_its_own_that_was_torn_is_mended(out: Path) -> None:
+def test_a_file_of_its_own_that_was_torn_is_mended(out):
     one = taken(out)
     (out / "lives" / "a0001.json").write_bytes(b"\0" * 300)
     one.require_held()
@@ -352,7 +352,7 @@ def refusing(call: str, error: int) -> Callable[[int, str], None]:
     return hook
 
 
-def test_whether_it_is_held_must_be_known(out: Path) -> None:
+def test_whether_it_is_held_must_be_known(out):
     one = taken(out)
     for code, kind in ((errno.EIO, StorageError), (errno.EACCES, PermissionDenied), (errno.ESTALE, StorageError)):
         one.disk = HookedDisk(LocalDisk(), refusing("names", code))  # type: ignore[assignment]
@@ -363,7 +363,7 @@ def test_whether_it_is_held_must_be_known(out: Path) -> None:
 
 
 @pytest.mark.parametrize("hook", [killed, lambda at: failing(at, errno.EIO), lambda at: failing(at, errno.ENOSPC)])
-def test_killed_or_failing_at_every_call_the_next_one_goes_on(out: Path, hook: Callable[[int], object]) -> None:
+def test_killed_or_failing_at_every_call_the_next_one_goes_on(out, hook):
     for at in count(1):
         folder = out / str(at)
         store.prepare(LocalDisk(), folder)
@@ -388,7 +388,7 @@ def test_killed_or_failing_at_every_call_the_next_one_goes_on(out: Path, hook: C
 
 
 @pytest.mark.parametrize("error", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK])
-def test_without_second_names_for_files_a_life_is_made_all_the_same(out: Path, error: int) -> None:
+def test_without_second_names_for_files_a_life_is_made_all_the_same(out, error):
     one, two = (lease(out, who, disk=HookedDisk(LocalDisk(), refusing("link", error))) for who in (NODE7, NODE8))  # type: ignore[arg-type]
     for each in (one, two):
         each.wait(False, pytest.fail)
@@ -399,14 +399,14 @@ def test_without_second_names_for_files_a_life_is_made_all_the_same(out: Path, e
 
 
 @pytest.mark.parametrize("error", [errno.EEXIST, errno.EIO, errno.ESTALE])
-def test_a_life_that_was_made_though_the_answer_was_an_error_is_made(out: Path, error: int) -> None:
+def test_a_life_that_was_made_though_the_answer_was_an_error_is_made(out, error):
     one = lease(out, disk=HookedDisk(LocalDisk(), after=refusing("link", error)))  # type: ignore[arg-type]
     one.wait(True, pytest.fail)
     assert one.take("", ()) == 1
     one.require_held()
 
 
-def test_a_folder_of_lives_that_is_a_link_is_refused_at_once(out: Path) -> None:
+def test_a_folder_of_lives_that_is_a_link_is_refused_at_once(out):
     (out / "real").mkdir()
     (out / "lives").symlink_to(out / "real")
     with pytest.raises(StorageError, match="can't be read back") as caught:
@@ -429,7 +429,7 @@ def gap(at: int, code: int) -> HookedDisk:
 
 
 @pytest.mark.parametrize("code", [errno.ENOENT, errno.ESTALE])
-def test_a_file_that_is_away_for_an_instant_is_no_reason_to_take_over(out: Path, code: int) -> None:
+def test_a_file_that_is_away_for_an_instant_is_no_reason_to_take_over(out, code):
     first, clock = taken(out, NODE7), Clock()
     clock.then[4] = first.beat
     with pytest.raises(FolderInUseError):
@@ -439,7 +439,7 @@ def test_a_file_that_is_away_for_an_instant_is_no_reason_to_take_over(out: Path,
     assert disk.calls.count("read") > 1 and not first.lost
 
 
-def test_a_chain_of_takers_tells_everybody_of_the_last(out: Path) -> None:
+def test_a_chain_of_takers_tells_everybody_of_the_last(out):
     """The second was killed before it could tell the first; what the first sees of the folder is old."""
     first = taken(out, NODE7)
 
@@ -467,7 +467,7 @@ class OldList(LocalDisk):
         return ["a0001.json"] if path.name == "lives" else super().names(path)
 
 
-def test_without_locks_the_lease_alone_decides(out: Path) -> None:
+def test_without_locks_the_lease_alone_decides(out):
     clock = Clock()
     with audited.no_flock(errno.ENOLCK):
         with Lock(out, optional=True) as lock:
@@ -482,7 +482,7 @@ def test_without_locks_the_lease_alone_decides(out: Path) -> None:
 # ---- whom others are told of
 
 
-def test_what_changes_the_folder_without_a_life_keeps_off_one_that_may_live(out: Path) -> None:
+def test_what_changes_the_folder_without_a_life_keeps_off_one_that_may_live(out):
     store.require_free(LocalDisk(), out)
     taken(out).release(0)
     store.require_free(LocalDisk(), out)
@@ -498,7 +498,7 @@ def test_what_changes_the_folder_without_a_life_keeps_off_one_that_may_live(out:
         store.require_free(LocalDisk(), out, locked=False)
 
 
-def test_the_last_word(out: Path) -> None:
+def test_the_last_word(out):
     assert store.last_word(LocalDisk(), out) is None
     here = taken(out)
     found = store.last_word(LocalDisk(), out)

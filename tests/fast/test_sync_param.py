@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import contract
 import pytest
@@ -39,7 +38,7 @@ def solver(text: str, sync: str) -> Solver:
 # -- when
 
 
-def test_every_period_and_at_the_end() -> None:
+def test_every_period_and_at_the_end():
     local = "method: LOCAL replicas: 4 period: 20"
     assert synchronisations(solver("", local)) == (20, 40, 50)
     assert synchronisations(solver("warmup_iter: 8", local)) == (28, 48, 50)
@@ -50,7 +49,7 @@ def test_every_period_and_at_the_end() -> None:
     assert synchronisations(read().stage("a").solver) == ()
 
 
-def test_the_quadratic_rule_goes_by_the_rate_of_the_next_iteration() -> None:
+def test_the_quadratic_rule_goes_by_the_rate_of_the_next_iteration():
     """By hand: rates 0.1 to iteration 9, 0.05 to 29, 0.025 from 30 on; (0.2 / lr)^2 = 4, 16, 64."""
     steps = 'lr_policy: "multistep" gamma: 0.5 stepvalue: [10, 30] max_iter: 120'
     qsr = "method: LOCAL replicas: 4 rule: QSR alpha: 0.2 period:"
@@ -68,9 +67,7 @@ POLICIES = '"fixed"', '"poly" power: 2', '"cosine"'
 
 
 @given(st.sampled_from(POLICIES), st.integers(1, 40), st.floats(1e-3, 1e3), st.integers(0, 49))
-def test_no_two_are_closer_than_the_period_and_the_last_is_at_the_end(
-    policy: str, period: int, alpha: float, warm_up: int
-) -> None:
+def test_no_two_are_closer_than_the_period_and_the_last_is_at_the_end(policy, period, alpha, warm_up):
     sync = f"method: LOCAL replicas: 2 rule: QSR alpha: {alpha!r} period: {period}"
     found = solver(f"lr_policy: {policy} warmup_iter: {warm_up}", sync)
     places = [parting(found), *synchronisations(found)]
@@ -85,7 +82,7 @@ def test_no_two_are_closer_than_the_period_and_the_last_is_at_the_end(
 # -- the language
 
 
-def test_what_is_not_written_follows_from_the_method() -> None:
+def test_what_is_not_written_follows_from_the_method():
     local = solver("", "method: LOCAL replicas: 4 period: 8").sync
     assert local == Sync(method=SyncMethod.LOCAL, replicas=4, period=8)
     diloco = solver("", "method: DILOCO replicas: 4 period: 8").sync
@@ -95,7 +92,7 @@ def test_what_is_not_written_follows_from_the_method() -> None:
     )
 
 
-def test_async_has_no_period_and_no_synchronisation() -> None:
+def test_async_has_no_period_and_no_synchronisation():
     found = solver("warmup_iter: 50", "method: ASYNC replicas: 3 max_staleness: 5")
     assert found.sync == Sync(method=SyncMethod.ASYNC, replicas=3, max_staleness=5)
     assert found.sync.period is None and synchronisations(found) == () and found.asynchronous
@@ -103,14 +100,14 @@ def test_async_has_no_period_and_no_synchronisation() -> None:
     assert not solver("", SYNCS[0]).asynchronous and solver("", SYNCS[1]).most_workers == 4
 
 
-def test_boundaries_are_where_anything_looks_at_the_state() -> None:
+def test_boundaries_are_where_anything_looks_at_the_state():
     found = replace(solver("snapshot: 20", "method: ASYNC replicas: 2 max_staleness: 1"), test_interval=25)
     assert boundaries(found, ()) == (20, 25, 40, 50)
     assert boundaries(found, (7, 50)) == (7, 20, 25, 40, 50)
     assert boundaries(solver("max_iter: 3", "method: ASYNC replicas: 2 max_staleness: 1"), ()) == (3,)
 
 
-def test_more_workers_than_replicas_are_refused(tmp_path: Path) -> None:
+def test_more_workers_than_replicas_are_refused(tmp_path):
     few = "sync_param { method: ASYNC replicas: 2 max_staleness: 1 }"
     for name, text in (("schedule", SCHEDULE), ("a", few), ("b", "")):
         (tmp_path / f"{name}.prototxt").write_text(text)
@@ -121,7 +118,7 @@ def test_more_workers_than_replicas_are_refused(tmp_path: Path) -> None:
     assert contract.stagerun([*words, 2], tmp_path).exit_code == 0
 
 
-def test_an_iteration_of_a_rehearsal_is_one_device_batch_of_one_worker() -> None:
+def test_an_iteration_of_a_rehearsal_is_one_device_batch_of_one_worker():
     short = rehearsal(read("sync_param { method: ASYNC replicas: 4 max_staleness: 4 }"), 5, 4, None)
     a, b = short.stages
     assert (a.solver.batch_size, b.solver.batch_size) == (5, 20) and a.solver.base_lr == 0.1 / 4 == b.solver.base_lr / 4
@@ -144,7 +141,7 @@ SYNCS = (
 )
 
 
-def test_what_is_written_is_part_of_the_identity() -> None:
+def test_what_is_written_is_part_of_the_identity():
     schedules = [read(f"sync_param {{ {text} }}" if text else "") for text in ("", *SYNCS)]
     assert len({language.digest(schedule) for schedule in schedules}) == len(schedules)
     for written, spelt in (
@@ -156,14 +153,14 @@ def test_what_is_written_is_part_of_the_identity() -> None:
         assert language.digest(one) == language.digest(other)
 
 
-def test_a_snapshot_of_several_servers_is_refused_by_name() -> None:
+def test_a_snapshot_of_several_servers_is_refused_by_name():
     text = language.canonical(read(f"sync_param {{ {SYNCS[8]} }}"))
     assert read_recipe(text.replace("max_staleness: 4", "max_staleness: 4\n      servers: 1"))
     with pytest.raises(ValueError, match="`servers` was retired: write nothing: one server holds the model"):
         read_recipe(text.replace("max_staleness: 4", "max_staleness: 4\n      servers: 2"))
 
 
-def test_a_stage_that_branches_off_is_no_part_of_what_it_starts_from() -> None:
+def test_a_stage_that_branches_off_is_no_part_of_what_it_starts_from():
     sync = f"sync_param {{ {SYNCS[0]} }}"
     alone, both = read(sync).stage("a"), read(sync, more=' stage { name: "c" from: "a@3" solver_param { } }').stage("a")
     assert alone.identity == both.identity and synchronisations(alone.solver) == synchronisations(both.solver)

@@ -62,7 +62,7 @@ def test_every_tensor_is_in_exactly_one_row(network, parent, file, drop, rename,
             assert all(fits(one.name, drop) for one in made.left)
 
 
-def test_without_a_file_what_fits_is_kept() -> None:
+def test_without_a_file_what_fits_is_kept():
     made, mistakes = transfer(NETWORK, {**NETWORK, "fc.weight": (5, 3), "old": (1,)})
     assert not mistakes and made.behind == ("old",)
     assert [row.name for row in made.of(Origin.MISFIT)] == ["fc.weight"]
@@ -97,7 +97,7 @@ def test_mistakes(file, given, message, hint):
     assert hint in found.hint or hint == "did you mean"
 
 
-def test_another_head_is_drawn_anew_or_kept() -> None:
+def test_another_head_is_drawn_anew_or_kept():
     given = weights(drop=("fc.*",))
     made, mistakes = transfer(NETWORK, None, OTHER_HEAD, given)
     assert not mistakes and [row.name for row in made.of(Origin.FILE)] == ["conv.weight"]

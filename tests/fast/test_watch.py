@@ -6,7 +6,7 @@ import random
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -59,13 +59,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_who_is_to_blame(name: str) -> None:
+def test_who_is_to_blame(name):
     ranks, blamed = CASES[name]
     verdict = judge(ranks, len(ranks), Limits())
     assert [guilty.rank for guilty in verdict.guilty] == blamed if verdict is not None else not blamed
 
 
-def test_a_time_out_that_is_given_holds_whatever_the_steps_took() -> None:
+def test_a_time_out_that_is_given_holds_whatever_the_steps_took():
     short = Limits({ITERATION: 5.0})
     slow = seen(1, 5.1, slowest=30.0, compiled=True)
     assert judge([seen(0, 5.1, True), slow], 2, short) is not None
@@ -73,13 +73,13 @@ def test_a_time_out_that_is_given_holds_whatever_the_steps_took() -> None:
     assert judge([seen(0, 9, True), seen(1, 9, section=SAVE, state="T", stopped=5.0)], 2, short) is not None
 
 
-def test_in_a_large_job_a_monitor_speaks_more_seldom_and_is_not_silent_for_it() -> None:
+def test_in_a_large_job_a_monitor_speaks_more_seldom_and_is_not_silent_for_it():
     ranks = [replace(seen(rank, 70, True), silence=tick(1000) + 0.5) for rank in range(1000)]
     verdict = judge(ranks, 1000, Limits())
     assert verdict is not None and not verdict.guilty and quiet(1000) >= 3 * tick(1000) and quiet(4) == 2.0
 
 
-def test_when_all_wait_for_each_other_it_is_the_network() -> None:
+def test_when_all_wait_for_each_other_it_is_the_network():
     ranks = [seen(rank, 70 - rank, True) for rank in range(4)]
     verdict = judge(ranks, 4, Limits())
     assert verdict is not None and not verdict.guilty
@@ -95,7 +95,7 @@ def test_when_all_wait_for_each_other_it_is_the_network() -> None:
     assert judge([*ranks[:3], seen(3, 70, True, state="T", stopped=59.9)], 4, Limits()) is None
 
 
-def test_ranks_that_no_one_watches_are_waited_for_as_long_as_anything_may_take() -> None:
+def test_ranks_that_no_one_watches_are_waited_for_as_long_as_anything_may_take():
     """Their monitors are gone, and they may be well."""
     watched = [seen(0, 1801, True), seen(2, 1800, True)]
     verdict = judge(watched, 4, Limits())
@@ -135,14 +135,14 @@ was in section iteration, `cyc1` at or after iteration 512"""
         (seen(2, 1, silence=75.0), UNREACHED),
     ],
 )
-def test_what_is_said(one: Seen, text: str) -> None:
+def test_what_is_said(one, text):
     said = message([seen(0, 70, True), replace(one, stack="File x\nFile y")])
     assert text in said and "hint: run the same command again: it goes on from the newest snapshot" in said
     assert f"--timeout {one.section.value}=TIME" in said
     assert "  the Python stack of this rank, the newest call first:\n    File x\n    File y\n" in said
 
 
-def test_of_many_only_some_are_named() -> None:
+def test_of_many_only_some_are_named():
     said = message([seen(rank, 70, stack="File x") for rank in range(64)])
     assert "rank 3 on" in said and "rank 4 on" not in said and "and 60 more" in said and said.count("File x") == 1
 
@@ -159,7 +159,7 @@ Current thread 0x00007f27d1d0f080 [python] (most recent call first):
 """
 
 
-def test_a_stack_is_that_of_the_thread_that_trains() -> None:
+def test_a_stack_is_that_of_the_thread_that_trains():
     main, loader = 0x00007F27D1D0F080, 0x00007F26A57FA6C0
     own = ['File "/x/group.py", line 12 in wait', 'File "/x/loop.py", line 60 in train']
     assert shortened(FAULTHANDLER, main).splitlines() == own
@@ -197,11 +197,11 @@ def paces(*looks: list[tuple[int, float]]) -> list[list[str]]:
         ([[(0, 0)], [(500, 5.0), (500, 50.0)]], 0),
     ],
 )
-def test_who_is_slow(looks: list[list[tuple[int, float]]], slow: int) -> None:
+def test_who_is_slow(looks, slow):
     assert [len(texts) for texts in paces(*looks)] == [0, slow]
 
 
-def test_a_slow_rank_is_reported_once_until_it_recovers() -> None:
+def test_a_slow_rank_is_reported_once_until_it_recovers():
     def look(n: int, slow: float) -> list[tuple[int, float]]:
         return [(n, n * 0.1), (n, n * 0.1), (n, slow), (n, n * 0.11)]
 
@@ -212,7 +212,7 @@ def test_a_slow_rank_is_reported_once_until_it_recovers() -> None:
     ]
 
 
-def test_a_suspended_job_has_no_slow_rank() -> None:
+def test_a_suspended_job_has_no_slow_rank():
     pace = Pace()
     pace.look([seen(rank, batches=0, busy=0.0) for rank in range(2)])
     pace.restart()
@@ -243,17 +243,17 @@ class Kept:
 
 
 @pytest.fixture
-def kept() -> Kept:
+def kept():
     return Kept()
 
 
 @pytest.fixture
-def staged(kept: Kept) -> Kept:
+def staged(kept):
     kept.pulse.stage("a", 0, compiled=False)
     return kept
 
 
-def test_what_is_written_is_read(kept: Kept) -> None:
+def test_what_is_written_is_read(kept):
     assert kept.read() == Beat(moved=100.0, since=100.0)
     kept.after(1).stage("cyc1", 7, compiled=True)
     assert kept.read() == Beat(Section.FIRST_ITERATION, compiled=True, moved=101.0, since=100.0, iter=7, stage="cyc1")
@@ -265,7 +265,7 @@ def test_what_is_written_is_read(kept: Kept) -> None:
     assert kept.stage.startswith("x" * 63)
 
 
-def test_a_record_that_is_being_written_is_never_taken_for_whole(kept: Kept) -> None:
+def test_a_record_that_is_being_written_is_never_taken_for_whole(kept):
     rng = random.Random(1)
     for number in range(300):
         before, iter_before = bytes(kept.buffer), kept.iter
@@ -281,7 +281,7 @@ def test_a_record_that_is_being_written_is_never_taken_for_whole(kept: Kept) -> 
     assert read(bytes(SIZE)) is None
 
 
-def test_sections_nest_and_come_back(staged: Kept) -> None:
+def test_sections_nest_and_come_back(staged):
     with staged.after(5).section(Section.SAVE):
         assert staged.section is Section.SAVE and staged.moved == 105.0
         with staged.after(1).section(Section.EVALUATION):
@@ -293,7 +293,7 @@ def test_sections_nest_and_come_back(staged: Kept) -> None:
     assert staged.section is Section.FIRST_ITERATION
 
 
-def test_what_is_met_or_reported_while_images_are_copied_is_no_progress_of_the_copy(kept: Kept) -> None:
+def test_what_is_met_or_reported_while_images_are_copied_is_no_progress_of_the_copy(kept):
     with kept.pulse.section(Section.COPY):
         for _ in range(9):
             kept.after(1).wait()
@@ -324,7 +324,7 @@ def train(kept: Kept, iterations: int, batches: int, step: float, wait: float) -
         kept.pulse.iterated(kept.iter + 1, kept.now - begun)
 
 
-def test_busy_seconds_leave_out_waiting_and_the_first_iteration(staged: Kept) -> None:
+def test_busy_seconds_leave_out_waiting_and_the_first_iteration(staged):
     train(staged, 1, 3, step=100.0, wait=5.0)
     assert staged.batches == 0 and staged.section is Section.ITERATION
     train(staged, 10, 3, step=2.0, wait=5.0)
@@ -334,7 +334,7 @@ def test_busy_seconds_leave_out_waiting_and_the_first_iteration(staged: Kept) ->
     assert staged.batches == 30 and staged.busy == pytest.approx(60.0) and staged.iter == 11
 
 
-def test_the_slowest_step_is_remembered_for_a_while_without_what_others_took(staged: Kept) -> None:
+def test_the_slowest_step_is_remembered_for_a_while_without_what_others_took(staged):
     train(staged, 1, 2, step=9.0, wait=500.0)
     assert staged.slowest == pytest.approx(9.0), "the first iteration says what to expect"
     train(staged, 120, 2, step=2.0, wait=500.0)
@@ -349,7 +349,7 @@ def test_the_slowest_step_is_remembered_for_a_while_without_what_others_took(sta
         assert staged.slowest == pytest.approx(30.0)
 
 
-def test_a_suspension_says_nothing_of_how_long_a_step_takes(staged: Kept) -> None:
+def test_a_suspension_says_nothing_of_how_long_a_step_takes(staged):
     train(staged, 11, 2, step=0.5, wait=0.1)
     before = staged.read()
     staged.after(0.5).beat()
@@ -370,7 +370,7 @@ def test_a_suspension_says_nothing_of_how_long_a_step_takes(staged: Kept) -> Non
     assert staged.slowest == pytest.approx(7200)
 
 
-def test_printing_is_reported_and_an_iteration_goes_on_after_it(staged: Kept) -> None:
+def test_printing_is_reported_and_an_iteration_goes_on_after_it(staged):
     train(staged, 1, 2, step=1.0, wait=0.0)
     begun = staged.now
     for _ in range(2):
@@ -396,7 +396,7 @@ TIME_OUTS = {
 
 
 @pytest.mark.parametrize("words", TIME_OUTS)
-def test_time_outs(words: tuple[str, ...]) -> None:
+def test_time_outs(words):
     found = limits(words)
     assert found is not None and limits(("off",)) is None
     for section, known, seconds in TIME_OUTS[words]:
@@ -447,13 +447,13 @@ class Pair:
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
+def pair():
     pair = Pair()
     yield pair
     pair.close()
 
 
-def test_who_comes_before_the_token_is_known_comes_again_and_one_with_another_does_not(pair: Pair) -> None:
+def test_who_comes_before_the_token_is_known_comes_again_and_one_with_another_does_not(pair):
     pair.spoke.meet(pair.place)
     pair.hub.meet({"token": "b" * 32})
     pair.until(lambda: pair.spoke.judged(time.monotonic()))
@@ -463,7 +463,7 @@ def test_who_comes_before_the_token_is_known_comes_again_and_one_with_another_do
     pair.until(lambda: pair.known(pair.hub) == [1] and pair.known(pair.spoke) == [0])
 
 
-def test_for_a_monitor_that_goes_without_a_word_no_rank_is_blamed(pair: Pair) -> None:
+def test_for_a_monitor_that_goes_without_a_word_no_rank_is_blamed(pair):
     pair.meet()
     pair.spoke.peers[0].lines.close()  # type: ignore[union-attr]
     pair.selector.unregister(pair.spoke.peers[0].lines)  # type: ignore[arg-type]
@@ -475,7 +475,7 @@ def test_for_a_monitor_that_goes_without_a_word_no_rank_is_blamed(pair: Pair) ->
 
 
 @pytest.mark.parametrize("size, gone", [(2, True), (1000, False)])
-def test_who_speaks_seldom_is_not_gone(size: int, gone: bool) -> None:
+def test_who_speaks_seldom_is_not_gone(size, gone):
     """Each of a thousand ranks speaks once in two seconds."""
     pair = Pair(size)
     pair.meet()
@@ -485,7 +485,7 @@ def test_who_speaks_seldom_is_not_gone(size: int, gone: bool) -> None:
 
 
 @pytest.mark.parametrize("worded", [True, False])
-def test_a_worker_that_was_killed_is_gone_and_one_that_ends_with_an_error_is_not(pair: Pair, worded: bool) -> None:
+def test_a_worker_that_was_killed_is_gone_and_one_that_ends_with_an_error_is_not(pair, worded):
     """Both are blamed by those that wait for them."""
     pair.meet()
     pair.spoke.send({"bye": True, "worded": worded})
@@ -498,7 +498,7 @@ def test_a_worker_that_was_killed_is_gone_and_one_that_ends_with_an_error_is_not
     assert verdict is not None and "rank 1 on node0 has ended" in verdict.message()
 
 
-def test_what_rank_0_decides_the_others_hear_and_that_it_is_gone(pair: Pair) -> None:
+def test_what_rank_0_decides_the_others_hear_and_that_it_is_gone(pair):
     pair.meet()
     assert pair.spoke.judged(time.monotonic())
     pair.hub.send({"end": "it hangs"})

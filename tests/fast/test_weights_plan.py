@@ -26,7 +26,7 @@ def states(of: Schedule, trained: Schedule) -> list[State]:
     return [s.state for s in make_plan(of, inventory(trunk, snapshot(trained, "long", 30, trunk.id))).stages[:2]]
 
 
-def test_a_stages_own_network_is_its_identity() -> None:
+def test_a_stages_own_network_is_its_identity():
     same = given('model { name: "resnet_small" num_classes: 10 }')
     assert same.stage("long").identity == schedule().stage("long").identity, "the same network, written twice"
     other = given('model { name: "resnet_small" num_classes: 7 }')
@@ -38,7 +38,7 @@ def test_a_stages_own_network_is_its_identity() -> None:
     assert "7 classes, and `trunk` has 10: its head is drawn anew" in render_text(make_plan(other, inventory()))
 
 
-def test_freezing_makes_a_stage_stale_and_a_file_counts_by_its_digest_alone() -> None:
+def test_freezing_makes_a_stage_stale_and_a_file_counts_by_its_digest_alone():
     assert states(given('freeze: "layer1.*"'), schedule()) == [State.DONE, State.STALE]
     before = with_digest(given('weights { file: "a.pt" }'), "1")
     moved = with_digest(given('weights { file: "b.pt" strict: false }'), "1")
@@ -50,14 +50,14 @@ def test_freezing_makes_a_stage_stale_and_a_file_counts_by_its_digest_alone() ->
     assert states(given('weights { file: "a.pt" }'), schedule()) == [State.DONE, State.STALE], "added, and not there"
 
 
-def test_a_stage_goes_on_with_the_digest_that_it_started_with() -> None:
+def test_a_stage_goes_on_with_the_digest_that_it_started_with():
     before = with_digest(given('weights { file: "a.pt" }'), "1")
     trunk = snapshot(before, "trunk", 20, "")
     plan = make_plan(given('weights { file: "a.pt" }'), inventory(trunk, snapshot(before, "long", 10, trunk.id)))
     assert plan.stages[1].state is State.RESUME and plan.stages[1].stage.identity[WEIGHTS_DIGEST] == "1"
 
 
-def test_a_state_from_the_stages_end_is_a_mistake_at_its_field() -> None:
+def test_a_state_from_the_stages_end_is_a_mistake_at_its_field():
     text = 'base_lr: 0.1\nlr_policy: "fixed"\nsolverstate: "x.solverstate"\nmax_iter: 20\n'
     of = schedule(trunk=text)
 

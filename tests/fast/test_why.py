@@ -35,7 +35,7 @@ OVERRIDES = ("cool.base_lr=0.3", "cool_low.transform_param.crop_size=20", "solve
 
 
 @pytest.mark.parametrize("overrides", [(), OVERRIDES], ids=["files", "--set"])
-def test_what_counts_is_where_the_value_came_from(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+def test_what_counts_is_where_the_value_came_from(tmp_path, overrides):
     """Of every field of every stage: the first place that is shown is the one whose value counts. None lacks a name."""
     CASE.write(tmp_path)
     schedule = load(tmp_path, overrides)
@@ -53,7 +53,7 @@ WORDS = (
 
 
 @given(st.lists(st.sampled_from([*WORDS.split(), ""]), max_size=4).map(".".join) | st.text(max_size=8))
-def test_any_name_is_explained_or_a_mistake(name: str) -> None:
+def test_any_name_is_explained_or_a_mistake(name):
     try:
         assert explained(READ, name)
     except UsageError as mistake:
@@ -74,25 +74,25 @@ def test_any_name_is_explained_or_a_mistake(name: str) -> None:
         ("display", "makes no snapshot stale"), ("Solver.net", "A change of"),
     ],
 )  # fmt: skip
-def test_words_of_other_frameworks_and_spellings_lead_somewhere(words: str, leads_to: str) -> None:
+def test_words_of_other_frameworks_and_spellings_lead_somewhere(words, leads_to):
     assert leads_to in " ".join(helped(*words.split()).split())
 
 
-def test_what_counts_is_not_said_to_make_nothing_stale() -> None:
+def test_what_counts_is_not_said_to_make_nothing_stale():
     for name in ("momentum", "Solver.net", "caffe_net"):  # of a net, what is in the file counts
         assert "makes no snapshot stale" not in helped(name)
 
 
-def test_every_policy_is_explained() -> None:
+def test_every_policy_is_explained():
     assert set(POLICIES) <= set(re.findall(r"\w+", helped("lr_policy")))
 
 
 @pytest.mark.parametrize("words", ["many-machines", "many machines", "Many_Machines"])
-def test_a_page(words: str) -> None:
+def test_a_page(words):
     assert helped(*words.split()) == (MANUAL / "many-machines.md").read_text()
 
 
-def test_pictures_of_a_page_are_shown_by_caption_and_path() -> None:
+def test_pictures_of_a_page_are_shown_by_caption_and_path():
     text = helped("designing")
     assert (
         "![" not in text
@@ -102,7 +102,7 @@ def test_pictures_of_a_page_are_shown_by_caption_and_path() -> None:
     assert shown and all(Path(path).exists() for path in shown)
 
 
-def test_the_overview_names_pages_and_topics_that_lead_to_what_there_is() -> None:
+def test_the_overview_names_pages_and_topics_that_lead_to_what_there_is():
     text = helped()
     assert set(PAGES) == set(re.findall(r"^  (\S+) ", text[: text.index("\nMessages")], re.M))
     topics = " ".join(text[text.index("\nTopics") :].split("\n\n")[1].split()).split(", ")
@@ -120,7 +120,7 @@ def test_the_overview_names_pages_and_topics_that_lead_to_what_there_is() -> Non
                 assert contract.stagerun([*words, "--help"], MANUAL).exit_code == 0
 
 
-def test_a_page_on_a_terminal_has_no_marks_and_fits() -> None:
+def test_a_page_on_a_terminal_has_no_marks_and_fits():
     for page in PAGES:
         shown = on_a_terminal("help", page)
         assert shown and "](" not in shown and "|---" not in shown

@@ -27,7 +27,7 @@ stage {{ name: "one" solver_param {{
 
 
 @pytest.fixture(scope="module")
-def schedule(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def schedule(tmp_path_factory):
     folder = tmp_path_factory.mktemp("async")
     tiny.make_data(folder)
     (folder / "schedule.prototxt").write_text(SCHEDULE.format(data=folder, iterations=ITERATIONS))
@@ -53,9 +53,7 @@ def assert_replays(schedule: Path, out: Path, workers: int) -> None:
 @pytest.mark.parametrize(
     "whom", ["command", *(pytest.param(one, marks=pytest.mark.slow) for one in ("rank 0", "rank 1", "rank 2", "all"))]
 )
-def test_a_run_that_was_stopped_or_killed_goes_on_and_all_of_it_is_replayed(
-    whom: str, schedule: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_was_stopped_or_killed_goes_on_and_all_of_it_is_replayed(whom, schedule, tmp_path):
     """The command is asked to stop; the others are killed."""
     out = tmp_path / "out"
     run = small.start(schedule, out, nproc=3)

@@ -3,12 +3,11 @@
 import resource
 import subprocess
 import sys
-from pathlib import Path
 
 from caffe_lies import LIES
 
 
-def test_a_file_that_lies_is_refused_in_bounded_memory(tmp_path: Path) -> None:
+def test_a_file_that_lies_is_refused_in_bounded_memory(tmp_path):
     for i, data in enumerate(LIES.values()):
         (tmp_path / str(i)).write_bytes(data)
     code = (

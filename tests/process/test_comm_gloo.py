@@ -379,7 +379,7 @@ def main(out: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory) -> Path:
+def out(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gloo")
     forked.run_program(__file__, folder, timeout=1200)
     return folder

@@ -5,7 +5,6 @@ import hashlib
 import os
 import threading
 import urllib.request
-from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -21,7 +20,7 @@ NAMES = list(fashion.DIGESTS)
 
 
 @pytest.fixture
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def small(tmp_path, monkeypatch):
     """A folder with a Fashion-MNIST of 30 + 10 pictures, which `fashion` takes for the real one."""
     folder = tmp_path / "published"
     folder.mkdir()
@@ -39,7 +38,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     urllib.request.install_opener(None)  # type: ignore[arg-type]
 
 
-def test_fashion_from_a_named_folder_and_again(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fashion_from_a_named_folder_and_again(small, tmp_path, monkeypatch):
     monkeypatch.setenv(fashion.ENVIRONMENT, str(small))
     said: list[str] = []
     fashion.make(str(tmp_path / "out"), said.append)
@@ -64,7 +63,7 @@ def test_fashion_from_a_named_folder_and_again(small: Path, tmp_path: Path, monk
 
 
 @pytest.fixture
-def mirror(small: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def mirror(small, monkeypatch):
     """A proxy that has the files of every server."""
 
     class Files(SimpleHTTPRequestHandler):
@@ -85,7 +84,7 @@ def mirror(small: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("mirror")
-def test_fashion_goes_on_to_the_next_source_when_one_holds_something_else(small: Path, tmp_path: Path) -> None:
+def test_fashion_goes_on_to_the_next_source_when_one_holds_something_else(small, tmp_path):
     wrong = Path(fashion.SYSTEM_FOLDER)
     wrong.mkdir()
     for name in NAMES:
@@ -95,9 +94,7 @@ def test_fashion_goes_on_to_the_next_source_when_one_holds_something_else(small:
     assert any("something else than" in line for line in said) and "is ready" in said[-1]
 
 
-def test_where_it_is_not_to_be_had_the_choices_are_named(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_it_is_not_to_be_had_the_choices_are_named(small, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("PATH", str(tmp_path))  # no apt-get either
     assert fashion.main([str(tmp_path / "out")]) == 69

@@ -20,7 +20,6 @@ from test_data_scratch import folders as folders
 from test_data_scratch import one as one
 from test_data_scratch import small_blocks as small_blocks
 from test_data_scratch import source as source
-from test_import_engine import Content
 from test_import_engine import content as content
 from test_import_engine import expected as expected
 from test_import_engine import small_commits as small_commits
@@ -68,7 +67,7 @@ def signalled(commits: int, number: int, *words: str | Path) -> tuple[int, str]:
     return ended(SIGNALLED, commits, int(number), "data", *words)[::2]
 
 
-def test_killed_stopped_and_gone_on_with(tmp_path: Path) -> None:
+def test_killed_stopped_and_gone_on_with(tmp_path):
     rng = random.Random(4)
     images = made_images.class_folders(tmp_path / "images", 20)
     for i in range(20, 200):  # the same pictures, under other names
@@ -85,7 +84,7 @@ def test_killed_stopped_and_gone_on_with(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out", "whole"]
 
 
-def test_a_kill_half_way_leaves_no_lmdb_under_the_final_name(tmp_path: Path) -> None:
+def test_a_kill_half_way_leaves_no_lmdb_under_the_final_name(tmp_path):
     program = """
 import os, signal, sys
 from stagerun.data.write import write_lmdb
@@ -99,7 +98,7 @@ write_lmdb(sys.argv[1], values())
     assert write_lmdb(str(tmp_path / "db"), VALUES) == 300
 
 
-def test_an_interpreter_with_an_open_stream_exits() -> None:
+def test_an_interpreter_with_an_open_stream_exits():
     program = """
 from test_data_loader import endless, loader
 stream = loader(depth=1, threads=3).stream(endless())
@@ -114,7 +113,7 @@ SMALL_BLOCKS = (
 )
 
 
-def test_many_processes_at_once_make_one_copy(source: str, disk: Path) -> None:
+def test_many_processes_at_once_make_one_copy(source, disk):
     program = "import sys; c, = stage([look(sys.argv[1])], sys.argv[2], 0); print(c.path, bool(c.bytes))"
     running = [python(SMALL_BLOCKS + program, source, disk) for _ in range(4)]
     lines = [process.communicate(timeout=300)[0].split() for process in running]
@@ -122,7 +121,7 @@ def test_many_processes_at_once_make_one_copy(source: str, disk: Path) -> None:
     assert sorted(copied for _, copied in lines) == ["False"] * 3 + ["True"]
 
 
-def test_a_killed_copy_is_gone_on_from(source: str, disk: Path) -> None:
+def test_a_killed_copy_is_gone_on_from(source, disk):
     program = """
 import sys, threading
 def watch(progress):
@@ -142,7 +141,7 @@ stage([look(sys.argv[1])], sys.argv[2], 0, watch=watch)
     assert folders(disk) == [look(source).name]
 
 
-def test_waiting_ends_when_the_other_is_killed_or_one_is_told_to_stop(source: str, disk: Path) -> None:
+def test_waiting_ends_when_the_other_is_killed_or_one_is_told_to_stop(source, disk):
     (disk / HOME).mkdir(mode=0o700)
     lock = disk / HOME / f"{look(source).name}.lock"
     program = (
@@ -211,7 +210,7 @@ print(json.dumps(report))
 """
 
 
-def test_killed_anywhere(tmp_path: Path, expected: Content) -> None:
+def test_killed_anywhere(tmp_path, expected):
     code, out, errors = ended(KILLER, tmp_path)
     assert code == 0, errors
     report = json.loads(out)

@@ -16,7 +16,7 @@ def environment(temporary: Path, **more: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_compiled_run_trains_like_the_other_and_is_resumed(base: Path, tmp_path: Path) -> None:
+def test_a_compiled_run_trains_like_the_other_and_is_resumed(base, tmp_path):
     plain = small.run(base / "schedule", tmp_path / "plain")
     compiled = small.run(base / "schedule", tmp_path / "compiled", *COMPILED, env=environment(tmp_path), timeout=400)
     assert compiled.returncode == 0, compiled.stderr
@@ -32,14 +32,14 @@ def test_a_compiled_run_trains_like_the_other_and_is_resumed(base: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_without_a_compiler_it_says_so(base: Path, tmp_path: Path) -> None:
+def test_without_a_compiler_it_says_so(base, tmp_path):
     without = environment(tmp_path, CXX="/no/compiler", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
     done = small.run(base / "schedule", tmp_path / "out", *COMPILED, env=without, timeout=400)
     assert done.returncode == 64, done.stdout + done.stderr
     assert "torch.compile can't make the network's code" in done.stderr and "leave `compile` out" in done.stderr
 
 
-def test_compiled_code_is_not_taken_from_where_others_may_write(base: Path, tmp_path: Path) -> None:
+def test_compiled_code_is_not_taken_from_where_others_may_write(base, tmp_path):
     folder = tmp_path / CACHE
     folder.mkdir()
     folder.chmod(0o777)

@@ -22,7 +22,7 @@ MODEL = 'name: "resnet_small" num_classes: 10 channels: 1'
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     """data/, schedule/, and out/: output of two workers, with averaged weights of one stage."""
     base = tmp_path_factory.mktemp("eval")
     tiny.make_data(base / "data")
@@ -50,7 +50,7 @@ def refused(*arguments: object) -> tuple[int, str]:
 # ---- the numbers of `run`
 
 
-def test_every_stage_has_the_numbers_that_run_gave_it(base: Path) -> None:
+def test_every_stage_has_the_numbers_that_run_gave_it(base):
     out = base / "out"
     found = evaluated(base / "schedule", "--out", out)
     assert [f["stage"] for f in found] == list(small.STAGES)
@@ -63,7 +63,7 @@ def test_every_stage_has_the_numbers_that_run_gave_it(base: Path) -> None:
     assert averaged["loss"] != found[-1]["loss"]
 
 
-def test_the_schedule_says_which_images_and_which_transform_now(base: Path) -> None:
+def test_the_schedule_says_which_images_and_which_transform_now(base):
     arguments = [base / "schedule", "--out", base / "out", "--stage", "init"]
     train = base / "data" / "train_lmdb"
     moved = evaluated(*arguments, "--set", f"data.val.source={train}", "--set", f"data.val.images={tiny.TRAIN_IMAGES}")
@@ -72,9 +72,7 @@ def test_the_schedule_says_which_images_and_which_transform_now(base: Path) -> N
     assert other[0]["loss"] != evaluated(*arguments)[0]["loss"]
 
 
-def test_a_snapshot_needs_nothing_but_its_directory_and_images_and_the_batch_is_free(
-    base: Path, tmp_path: Path
-) -> None:
+def test_a_snapshot_needs_nothing_but_its_directory_and_images_and_the_batch_is_free(base, tmp_path):
     name, train = "cyc1-00000005-a0001", base / "data" / "train_lmdb"
     copy = shutil.copytree(base / "out" / "snapshots" / name, tmp_path / name)
     (tmp_path / "best").symlink_to(copy)
@@ -93,7 +91,7 @@ def two_stages(folder: Path, data: Path, images: int, rate: float = 0.1) -> Sche
     return load(folder)
 
 
-def test_what_is_half_trained_is_left_out(base: Path, tmp_path: Path) -> None:
+def test_what_is_half_trained_is_left_out(base, tmp_path):
     schedule, out = tmp_path / "schedule", tmp_path / "out"
     whole = two_stages(schedule, base / "data" / "val_lmdb", tiny.VAL_IMAGES)
     stored_help.make_snapshot(out, whole)
@@ -107,7 +105,7 @@ def test_what_is_half_trained_is_left_out(base: Path, tmp_path: Path) -> None:
     assert evaluated(inside)[0]["images"] == tiny.VAL_IMAGES
 
 
-def test_ends_that_another_schedule_has_trained_are_named(base: Path, tmp_path: Path) -> None:
+def test_ends_that_another_schedule_has_trained_are_named(base, tmp_path):
     val, folder, out = base / "data" / "val_lmdb", tmp_path / "schedule", tmp_path / "out"
     stored_help.make_snapshot(out, two_stages(folder, val, tiny.VAL_IMAGES))
     for rate, notes in ((0.2, 1), (0.1, 0)):
@@ -122,7 +120,7 @@ def test_ends_that_another_schedule_has_trained_are_named(base: Path, tmp_path: 
 
 
 @pytest.fixture(scope="module")
-def cropped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cropped(tmp_path_factory):
     """A snapshot, in precision FP64, whose evaluation crops 24 x 24 from images of 31 x 28."""
     base = tmp_path_factory.mktemp("views")
     images, labels = stored_help.pictures(23, 31, 28, 1, 10)
@@ -156,7 +154,7 @@ def corners(images: np.ndarray) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("views, ema", [("one", False), ("flip", True), ("10crop", False)])
-def test_the_softmax_outputs_of_the_views_are_averaged(cropped: Path, views: str, ema: bool) -> None:
+def test_the_softmax_outputs_of_the_views_are_averaged(cropped, views, ema):
     images, labels = stored_help.pictures(23, 31, 28, 1, 10)
     parts = corners(images) if views == "10crop" else [images[:, 3:27, 2:26]]
     seen = parts if views == "one" else [v for part in parts for v in (part, part[:, :, ::-1])]
@@ -166,7 +164,7 @@ def test_the_softmax_outputs_of_the_views_are_averaged(cropped: Path, views: str
     assert found["loss"] == pytest.approx(loss, rel=1e-12)
 
 
-def test_rectangles_are_those_of_the_recipe_with_any_device_batch(tmp_path: Path) -> None:
+def test_rectangles_are_those_of_the_recipe_with_any_device_batch(tmp_path):
     """Images are cropped as batches of test_batch_size (5) have it, however many go through the network at a time."""
     data, made = tmp_path / "data", []
     for n, (height, width) in enumerate([(30, 60), (60, 30), (40, 44), (33, 50), (52, 31), (30, 30)]):
@@ -205,7 +203,7 @@ def records(images: np.ndarray, labels: np.ndarray) -> list[bytes]:
 # ---- mistakes
 
 
-def test_one_damaged_end_does_not_cost_the_numbers_of_the_others(base: Path, tmp_path: Path) -> None:
+def test_one_damaged_end_does_not_cost_the_numbers_of_the_others(base, tmp_path):
     out = shutil.copytree(base / "out", tmp_path / "out")
     path = out / "snapshots" / "cyc1-00000005-a0001" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
@@ -226,7 +224,7 @@ def test_one_damaged_end_does_not_cost_the_numbers_of_the_others(base: Path, tmp
     assert code == 64 and "is not a snapshot's name" in text and "set aside" in text
 
 
-def test_a_recipe_of_another_version_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_a_recipe_of_another_version_is_refused_with_its_line(tmp_path):
     schedule = stored_help.make_schedule(tmp_path / "schedule", MODEL, CROPPED)
     text = stored_help.canonical(schedule).replace("num_classes: 10", "num_classes: 10\n  novelty: 3")
     code, said = refused(stored_help.make_snapshot(tmp_path / "out", schedule, text=text))
@@ -253,14 +251,14 @@ def test_a_recipe_of_another_version_is_refused_with_its_line(tmp_path: Path) ->
         (["{snapshot}", "--views", "3crop"], 64, ""),
     ],
 )
-def test_mistakes_are_told(base: Path, arguments: list[str], code: int, message: str) -> None:
+def test_mistakes_are_told(base, arguments, code, message):
     snapshot = base / "out" / "snapshots" / "cyc1-00000005-a0001"
     names = {"base": base, "out": base / "out", "schedule": base / "schedule", "snapshot": snapshot}
     done = stored_help.stagerun("eval", *(a.format(**names) for a in arguments))
     assert done.exit_code == code and message in done.stderr and done.stdout == ""
 
 
-def test_images_that_are_gone_or_others(base: Path, tmp_path: Path) -> None:
+def test_images_that_are_gone_or_others(base, tmp_path):
     images, labels = stored_help.pictures(6, 28, 28, 1, 10)
     data = stored_help.make_lmdb(tmp_path / "data", images, labels)
     with_five = stored_help.make_schedule(tmp_path / "a", MODEL, CROPPED, data, 5)

@@ -33,7 +33,7 @@ LIGHT = (
 )  # fmt: skip
 
 
-def test_only_light_modules_are_loaded_and_run_finds_missing_images_without_torch(tmp_path: Path) -> None:
+def test_only_light_modules_are_loaded_and_run_finds_missing_images_without_torch(tmp_path):
     words = [sys.executable, "-c", PROGRAM, SCHEDULE, *LIGHT, "run DIR"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

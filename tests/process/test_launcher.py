@@ -5,7 +5,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -82,7 +82,7 @@ ASKED: list[tuple[list[tuple[int, int, str]], dict[int, int], tuple[int, str]]] 
 
 
 @pytest.mark.parametrize("asked, case", [*((False, case) for case in VERDICTS), *((True, case) for case in ASKED)])
-def test_verdict(asked: bool, case: tuple[list[tuple[int, int, str]], dict[int, int], tuple[int, str]]) -> None:
+def test_verdict(asked, case):
     """`asked`: whether the launcher was told to stop."""
     reports, deaths, expected = case
     assert verdict([Report(*one) for one in reports], deaths, asked) == expected
@@ -92,7 +92,7 @@ def test_verdict(asked: bool, case: tuple[list[tuple[int, int, str]], dict[int, 
 
 
 @pytest.fixture
-def handlers() -> Iterator[None]:
+def handlers():
     """Puts those of this process back."""
     before = {number: signal.getsignal(number) for number in signals.stop_signals()}
     yield
@@ -108,7 +108,7 @@ def installed(grace: float | None = None) -> StopRequest:
 
 @pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-def test_a_stop_request_waits_to_be_asked(number: signal.Signals) -> None:
+def test_a_stop_request_waits_to_be_asked(number):
     stop = installed()
     assert not stop()
     signal.raise_signal(number)
@@ -118,7 +118,7 @@ def test_a_stop_request_waits_to_be_asked(number: signal.Signals) -> None:
 
 
 @pytest.mark.usefixtures("handlers")
-def test_stop_after_is_a_signal_to_the_command_itself(capfd: pytest.CaptureFixture[str]) -> None:
+def test_stop_after_is_a_signal_to_the_command_itself(capfd):
     stop = installed()
     with stopped_after(60.0), stopped_after(0.05):
         end = time.monotonic() + 60
@@ -136,7 +136,7 @@ def test_stop_after_is_a_signal_to_the_command_itself(capfd: pytest.CaptureFixtu
     assert RunOptions("d", stop_after=60.0).arguments() == ["run", "d"], "workers have no clock of their own"
 
 
-def test_the_clock_of_rank_0_alone_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_of_rank_0_alone_decides(monkeypatch):
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with stopped_after(60.0):
@@ -144,9 +144,7 @@ def test_the_clock_of_rank_0_alone_decides(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("handlers")
-def test_a_sigterm_after_a_death_is_not_announced_and_the_launchers_is_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sigterm_after_a_death_is_not_announced_and_the_launchers_is_once(tmp_path, monkeypatch, capfd):
     """The launcher ends workers by SIGTERM when another is gone. A scheduler sends signals to all processes alike, and that of the
     launcher comes a little later."""
     monkeypatch.setenv("STAGERUN_REPORT_DIR", str(tmp_path))
@@ -160,7 +158,7 @@ def test_a_sigterm_after_a_death_is_not_announced_and_the_launchers_is_once(
     assert capfd.readouterr().err.strip() == told and stop.signal is signal.SIGTERM
 
 
-def test_a_deadline_runs_from_the_first_signal(handlers: None) -> None:
+def test_a_deadline_runs_from_the_first_signal(handlers):
     stop = installed(100.0)
     assert stop.left() is None
     signal.raise_signal(signal.SIGUSR1)
@@ -208,9 +206,7 @@ def where_a_thread_of_a_library_is_the_one_that_it_finds(stop: StopRequest) -> N
     "comes",
     [raised, while_the_main_thread_waits_outside_of_python, where_a_thread_of_a_library_is_the_one_that_it_finds],
 )
-def test_before_anything_is_started_a_signal_ends_the_process(
-    comes: Callable[[StopRequest], None], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_before_anything_is_started_a_signal_ends_the_process(comes, capfd):
     def work() -> None:
         stop = StopRequest()
         stop.install(ExitCode.SAVED)
@@ -220,7 +216,7 @@ def test_before_anything_is_started_a_signal_ends_the_process(
     assert f"SIGTERM: {NOTHING_STARTED}" in capfd.readouterr().err
 
 
-def test_what_comes_when_the_wait_is_over_is_not_lost(handlers: None) -> None:
+def test_what_comes_when_the_wait_is_over_is_not_lost(handlers):
     stop = StopRequest()
     stop.install(ExitCode.SAVED)
     with stop.watched():
@@ -241,7 +237,7 @@ INT, TERM, USR1, SETTLED = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, 0
         ((INT, SETTLED, TERM, INT), 130),
     ],
 )
-def test_a_second_interrupt_ends_at_once_and_another_signal_does_not(sent: tuple[int, ...], code: int) -> None:
+def test_a_second_interrupt_ends_at_once_and_another_signal_does_not(sent, code):
     def work() -> None:
         stop = installed()
         for number in sent:
@@ -252,9 +248,7 @@ def test_a_second_interrupt_ends_at_once_and_another_signal_does_not(sent: tuple
 
 
 @pytest.mark.parametrize("event", [Stopped(stage="a", iter=1, reason="asked"), RunFinished(trained=True, seconds=1.0)])
-def test_an_interrupt_from_the_last_word_on_does_not_deny_it(
-    event: Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_from_the_last_word_on_does_not_deny_it(event, tmp_path, monkeypatch, capfd):
     """Nor does a launcher that kills the worker then, and reads its report."""
     monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path))
 
@@ -278,9 +272,7 @@ def test_an_interrupt_from_the_last_word_on_does_not_deny_it(
 # -- launcher and workers
 
 
-def test_a_worker_that_enters_late_finds_the_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handlers: None
-) -> None:
+def test_a_worker_that_enters_late_finds_the_request(tmp_path, monkeypatch, handlers):
     monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path))
     asked = folder.ask(tmp_path, signal.SIGUSR1)
     stop = installed(50.0)
@@ -289,7 +281,7 @@ def test_a_worker_that_enters_late_finds_the_request(
     assert left is not None and left <= 50.0 - (time.monotonic() - asked.at) + 1.0
 
 
-def test_signals_are_passed_on_to_children_that_have_entered_and_to_no_one_else(tmp_path: Path) -> None:
+def test_signals_are_passed_on_to_children_that_have_entered_and_to_no_one_else(tmp_path):
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -363,14 +355,12 @@ def launcher(
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["saves_first", "reports_first"])
-def test_rank_0_has_its_grace_to_save_when_another_is_gone(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], first: bool
-) -> None:
+def test_rank_0_has_its_grace_to_save_when_another_is_gone(tmp_path, capfd, first):
     assert launcher(tmp_path, 60.0, [], worker=HANGS + SAVES.format(first=first), others=1.0) == 69
     assert (tmp_path / "saved").exists() and capfd.readouterr().out.startswith("worker 1 was killed by SIGKILL")
 
 
-def test_the_launcher_ends_workers_whose_time_is_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_launcher_ends_workers_whose_time_is_over(tmp_path, capfd):
     assert launcher(tmp_path, 0.5, [signal.SIGTERM]) == 69
     assert "workers had not ended 0 s after SIGTERM, and were killed" in capfd.readouterr().out
 
@@ -378,17 +368,17 @@ def test_the_launcher_ends_workers_whose_time_is_over(tmp_path: Path, capfd: pyt
 @pytest.mark.parametrize("first", [[signal.SIGINT], [signal.SIGTERM, signal.SIGINT]])
 @pytest.mark.parametrize("saved", [False, True])
 def test_a_second_interrupt_of_the_launcher_ends_at_once(
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    first: list[signal.Signals],
-    saved: bool,
-) -> None:
+    tmp_path,
+    capfd,
+    first,
+    saved,
+):
     leaves = '{"code": 75, "text": "all is saved"}' if saved else ""
     assert launcher(tmp_path, 60.0, [*first, signal.SIGINT], leaves) == (75 if saved else 130)
     assert ("all is saved" if saved else "ended without saving") in capfd.readouterr().err
 
 
-def test_without_room_for_temporary_files_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_for_temporary_files_it_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path / "gone"))
     folder.enter(0)  # the launcher is gone
     monkeypatch.setenv(folder.LAUNCHER_PID, str(os.getppid()))
@@ -397,9 +387,7 @@ def test_without_room_for_temporary_files_it_says_so(tmp_path: Path, monkeypatch
     assert "TMPDIR" in caught.value.hint
 
 
-def test_a_sigterm_of_the_launchers_before_anything_is_started_is_not_a_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sigterm_of_the_launchers_before_anything_is_started_is_not_a_stop(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path))
     (tmp_path / "1.json").write_text('{"code": 69, "text": "it can\'t be started"}')
 

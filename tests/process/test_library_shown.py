@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A folder to work in, with the schedules that are named, on a few images."""
     tiny.make_data(tmp_path / "data")
     small.make_schedule(tmp_path / "solvers" / "mine", tmp_path / "data")
@@ -36,7 +36,7 @@ def python(program: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_the_examples_of_the_manual_run(folder: Path) -> None:
+def test_the_examples_of_the_manual_run(folder):
     text = (ROOT / "stagerun/manual/library.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
     assert len(blocks) == 5
@@ -44,7 +44,7 @@ def test_the_examples_of_the_manual_run(folder: Path) -> None:
     assert "init 0.1 6\n" in out and "init fresh 6\n" in out and "| init " in out and "torch.Size([1, 10])\n" in out
 
 
-def test_the_end_of_the_process_saves(folder: Path) -> None:
+def test_the_end_of_the_process_saves(folder):
     program = """
 import stagerun
 run = stagerun.run("solvers/mine", "out", overrides=["init.snapshot=0"], threads=1)

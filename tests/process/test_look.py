@@ -9,8 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import processes
@@ -24,7 +22,7 @@ KEPT = ("--set", "keep_snapshots=1000")  # so that a snapshot that is waited for
 
 
 @pytest.fixture(scope="module")
-def base(finished: Path) -> Path:
+def base(finished):
     """data/, schedule/ and its output out/; long/, a schedule of which nobody waits for the end."""
     small.make_schedule(finished / "long", finished / "data", init=LONG)
     return finished
@@ -39,7 +37,7 @@ def told(*arguments: object) -> dict[str, Any]:
 
 
 @pytest.fixture
-def running(base: Path, tmp_path: Path) -> Iterator[tuple[processes.Run, Path]]:
+def running(base, tmp_path):
     """A run of two workers that has written a snapshot and evaluated."""
     out = tmp_path / "out"
     run = small.start(base / "long", out, *KEPT, nproc=2)
@@ -54,9 +52,7 @@ def running(base: Path, tmp_path: Path) -> Iterator[tuple[processes.Run, Path]]:
 # ---- status
 
 
-def test_a_living_run_a_killed_one_and_one_that_was_stopped(
-    base: Path, running: tuple[processes.Run, Path], tmp_path: Path
-) -> None:
+def test_a_living_run_a_killed_one_and_one_that_was_stopped(base, running, tmp_path):
     run, out = running
     status = told("status", base / "long", "--out", out)
     assert status["state"] == "running" and not status["silent"]
@@ -90,7 +86,7 @@ def test_a_living_run_a_killed_one_and_one_that_was_stopped(
     assert "resume is EQUIVALENT" in text and "workers: 2 -> 1" in text
 
 
-def test_a_finished_run(base: Path) -> None:
+def test_a_finished_run(base):
     status = told("status", base / "schedule", "--out", base / "out")
     assert status["state"] == "finished" and status["holder"] is None and status["warnings"] == []
     printed = (base / "out.txt").read_text()
@@ -100,7 +96,7 @@ def test_a_finished_run(base: Path) -> None:
     assert told("status", base / "out")["evaluations"] == status["evaluations"]
 
 
-def test_looking_takes_no_torch_no_lock_and_changes_nothing(base: Path, tmp_path: Path) -> None:
+def test_looking_takes_no_torch_no_lock_and_changes_nothing(base, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(base / "out", out)
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
@@ -122,7 +118,7 @@ finally: print(json.dumps([m for m in sys.modules if m.split(".")[0] in ("torch"
 # ---- snapshots
 
 
-def test_every_snapshot_is_listed_with_what_came_of_it(base: Path) -> None:
+def test_every_snapshot_is_listed_with_what_came_of_it(base):
     found = {f["name"]: f for f in told("status", "--snapshots", base / "out")["snapshots"]}
     assert list(found) == [
         *(f"init-{i:08d}-a0001" for i in (2, 4, 6)),
@@ -144,7 +140,7 @@ def test_every_snapshot_is_listed_with_what_came_of_it(base: Path) -> None:
     assert text.splitlines()[-1].startswith(("10 complete snapshots, 25.1 MB", "10 complete snapshots, 25.2 MB"))
 
 
-def test_damage_is_shown_and_verified_byte_by_byte(base: Path, tmp_path: Path) -> None:
+def test_damage_is_shown_and_verified_byte_by_byte(base, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(base / "out", out)
     root = out / "snapshots"

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ class Editor:
 
 
 @pytest.fixture
-def editor(tmp_path: Path) -> Iterator[Editor]:
+def editor(tmp_path):
     editor = Editor(Path(shutil.copytree(SOLVERS / "resnet50_72ep", tmp_path / "a b" / "resnet50_72ep")))
     try:
         yield editor
@@ -95,7 +95,7 @@ def editor(tmp_path: Path) -> Iterator[Editor]:
         editor.process.communicate()
 
 
-def test_a_mistake_is_shown_mended_and_gone(editor: Editor) -> None:
+def test_a_mistake_is_shown_mended_and_gone(editor):
     name = "cyc1.prototxt"
     text = (editor.folder / name).read_text()
     wrong = text.replace("base_lr", "# 😀\nbase_rl")
@@ -117,7 +117,7 @@ def test_a_mistake_is_shown_mended_and_gone(editor: Editor) -> None:
     editor.until_mistakes(name, False)
 
 
-def test_what_an_editor_asks(editor: Editor) -> None:
+def test_what_an_editor_asks(editor):
     name = "schedule.prototxt"
     text = (editor.folder / name).read_text()
     editor.open(name, text)
@@ -137,7 +137,7 @@ def test_what_an_editor_asks(editor: Editor) -> None:
     assert edit["newText"] == text
 
 
-def test_a_schedule_that_is_taken_away_or_not_yet_saved(editor: Editor) -> None:
+def test_a_schedule_that_is_taken_away_or_not_yet_saved(editor):
     text = (editor.folder / "cyc1.prototxt").read_text()
     editor.open("cyc1.prototxt", text + "bad: 1\n")
     editor.until_mistakes("cyc1.prototxt", True)

@@ -1,7 +1,5 @@
 """A network from a file, killed and resumed, with two workers and with one: the bits of one that nothing happened to."""
 
-from pathlib import Path
-
 import pytest
 from nan_help import lives
 from test_run_trees import ids
@@ -39,7 +37,7 @@ MODEL = 'model { name: "mynet.py:build" num_classes: 10 channels: 1 args { width
 
 
 @pytest.mark.long
-def test_killed_and_resumed_with_other_workers_it_ends_in_the_same_bits(base: Path, tmp_path: Path) -> None:
+def test_killed_and_resumed_with_other_workers_it_ends_in_the_same_bits(base, tmp_path):
     schedule = base / "schedule" / "schedule.prototxt"
     lines = [MODEL if line.startswith("model {") else line for line in schedule.read_text().splitlines()]
     schedule.write_text("\n".join(["determinism: ELASTIC", *lines]))

@@ -71,7 +71,7 @@ def answer(tmp_path: Path, at_import: str, inside: str, name: str = "mynet.py") 
 
 @pytest.mark.parametrize("name", ["mynet.py", "nets/start.py"])
 @pytest.mark.parametrize("pool", ['get_context("fork").Pool(2)', "ThreadPoolExecutor(2)"])
-def test_a_pool_may_be_started_and_used_at_import(pool: str, name: str, tmp_path: Path) -> None:
+def test_a_pool_may_be_started_and_used_at_import(pool, name, tmp_path):
     at_import = f"POOL = {pool}\nFIRST = list(POOL.map(work, [1]))"
     assert answer(tmp_path, at_import, "FIRST, list(POOL.map(work, [2, 3]))", name) == "([2], [3, 4])"
 
@@ -79,9 +79,7 @@ def test_a_pool_may_be_started_and_used_at_import(pool: str, name: str, tmp_path
 @pytest.mark.parametrize("kind", ["spawn", "forkserver"])
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize(("name", "file"), [("mynet.py", "mynet.py"), ("start.py", "blocks.py")])
-def test_processes_that_could_not_import_the_file_are_refused_at_its_line(
-    name: str, file: str, kind: str, inside: bool, tmp_path: Path
-) -> None:
+def test_processes_that_could_not_import_the_file_are_refused_at_its_line(name, file, kind, inside, tmp_path):
     pool = f'get_context("{kind}").Pool(2)'
     found = answer(tmp_path, "" if inside else f"POOL = {pool}", pool if inside else "0", name)
     line, source = (11, f"return {pool}") if inside else (8, f"POOL = {pool}")
@@ -91,7 +89,7 @@ def test_processes_that_could_not_import_the_file_are_refused_at_its_line(
     assert text in answer(tmp_path, f"POOL = {executor}", "list(POOL.map(work, [1]))", name)
 
 
-def test_what_a_file_leaves_at_work_does_not_keep_the_command(tmp_path: Path) -> None:
+def test_what_a_file_leaves_at_work_does_not_keep_the_command(tmp_path):
     tiny.make_data(tmp_path / "data")
     schedule = small.make_schedule(tmp_path / "schedule", tmp_path / "data") / "schedule.prototxt"
     model = 'model { name: "mynet.py:build" num_classes: 10 channels: 1 }'

@@ -26,7 +26,7 @@ KEPT = 3  # `keep_snapshots`
 
 
 @pytest.fixture(scope="module")
-def tree(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def tree(base, tmp_path_factory):
     """A schedule's folder, and the output folder of a run that trained one stage after the other."""
     folder = tmp_path_factory.mktemp("tree")
     schedule = small.make_schedule(folder / "schedule", base / "data")
@@ -65,7 +65,7 @@ def sent(schedule: Path, out: Path, sign: signal.Signals, stage: str) -> tuple[i
     return run.wait()
 
 
-def test_what_is_stopped_and_killed_goes_on_to_the_same_bits(tree: tuple[Path, Path], tmp_path: Path) -> None:
+def test_what_is_stopped_and_killed_goes_on_to_the_same_bits(tree, tmp_path):
     schedule, alone = tree
     out = tmp_path / "out"
     code, said = sent(schedule, out, signal.SIGTERM, "d")
@@ -81,8 +81,8 @@ def test_what_is_stopped_and_killed_goes_on_to_the_same_bits(tree: tuple[Path, P
 
 
 def test_a_failing_stage_ends_the_run_with_its_code_and_from_a_damaged_snapshot_it_comes_to_the_same_bits(
-    tree: tuple[Path, Path], tmp_path: Path
-) -> None:
+    tree, tmp_path
+):
     """A worker finds the damage under the snapshot's second name; the run goes on as one without --parallel does."""
     schedule, alone = tree
     out, only = tmp_path / "out", ("--only", "trunk", "--only", "d")
@@ -105,14 +105,14 @@ def test_a_failing_stage_ends_the_run_with_its_code_and_from_a_damaged_snapshot_
     assert parallel(schedule, out, 2).stdout.startswith("nothing to do")
 
 
-def test_what_needs_the_whole_machine_is_refused(tree: tuple[Path, Path], tmp_path: Path) -> None:
+def test_what_needs_the_whole_machine_is_refused(tree, tmp_path):
     schedule, _ = tree
     for words in (("--nproc", 2), ("--log", "tensorboard"), ("--profile", tmp_path / "x")):
         refused = parallel(schedule, tmp_path / "out", 2, *words)
         assert refused.returncode == 64 and f"--parallel with {words[0]}: " in refused.stderr, refused.stderr
 
 
-def test_what_a_killed_run_left_is_named_and_nothing_else_is_touched(tree: tuple[Path, Path], tmp_path: Path) -> None:
+def test_what_a_killed_run_left_is_named_and_nothing_else_is_touched(tree, tmp_path):
     schedule, alone = tree
     out = tmp_path / "out"
     assert small.run(schedule, out, "--only", "d").returncode == 0
@@ -139,7 +139,7 @@ stage { name: "two" from: "" solver_param {} }
 """
 
 
-def test_folders_of_images_are_imported_once(tmp_path: Path) -> None:
+def test_folders_of_images_are_imported_once(tmp_path):
     photos.make_folder(tmp_path / "s" / "train", per_class=8)
     (tmp_path / "s" / "schedule.prototxt").write_text(FOLDERS)
     done = parallel(tmp_path / "s", tmp_path / "out", 2)

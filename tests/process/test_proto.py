@@ -12,7 +12,7 @@ from facade import caffe_pb2
 ROOT = Path(__file__).parents[2]
 
 
-def test_generated_files_are_up_to_date(tmp_path: Path) -> None:
+def test_generated_files_are_up_to_date(tmp_path):
     if importlib.util.find_spec("grpc_tools") is None:
         pytest.skip("grpcio-tools is not installed, which generates them")
     script = [str(ROOT / "scripts" / "proto"), str(tmp_path)]
@@ -27,6 +27,6 @@ def test_generated_files_are_up_to_date(tmp_path: Path) -> None:
         )
 
 
-def test_caffes_wire_format() -> None:
+def test_caffes_wire_format():
     # Field 5 of a Datum is its label, field 4 its bytes: Caffe's numbers.
     assert caffe_pb2.Datum(label=3, data=b"ab").SerializeToString() == b"\x22\x02ab\x28\x03"

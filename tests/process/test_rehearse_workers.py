@@ -1,13 +1,12 @@
 """`stagerun rehearse` with workers of its own."""
 
 import json
-from pathlib import Path
 
 import pytest
 import small
 
 
-def test_two_workers_have_the_points_of_one(base: Path, tmp_path: Path) -> None:
+def test_two_workers_have_the_points_of_one(base, tmp_path):
     found = []
     for nproc in (1, 2):
         words = ["--iters", 12, "--out", tmp_path / "out", "--nproc", nproc, "--threads", 1, "--json"]
@@ -19,7 +18,7 @@ def test_two_workers_have_the_points_of_one(base: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_pushes_under_way_do_not_end_a_rehearsal(base: Path, tmp_path: Path) -> None:
+def test_pushes_under_way_do_not_end_a_rehearsal(base, tmp_path):
     """A stage with ASYNC stops where all its workers have pushed, which may be beyond the iteration where it is to stop."""
     words = ["--set", "solver.sync_param={ method: ASYNC replicas: 2 max_staleness: 2 }", "--only", "init"]
     words += ["--iters", 6, "--out", tmp_path / "out", "--nproc", 2, "--threads", 1, "--json"]

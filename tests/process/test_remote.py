@@ -12,7 +12,7 @@ from facade import caffe_file
 
 
 @pytest.fixture(scope="module")
-def schedule(base: Path) -> Path:
+def schedule(base):
     return base / "schedule"
 
 
@@ -25,7 +25,7 @@ def ssh_that(tmp_path: Path, *lines: str) -> str:
     return str(script)
 
 
-def test_why_hosts_are_missing_is_reported_of_each_and_no_secret_is_passed_on(schedule: Path, tmp_path: Path) -> None:
+def test_why_hosts_are_missing_is_reported_of_each_and_no_secret_is_passed_on(schedule, tmp_path):
     ssh = ssh_that(
         tmp_path, f"[ $host = e ] && head -n 1 >{tmp_path}/said && exit 1", "case $host in",
         'a) echo "ssh: connect to host a port 22: No route to host" >&2; exit 255;;',
@@ -54,9 +54,7 @@ def test_why_hosts_are_missing_is_reported_of_each_and_no_secret_is_passed_on(sc
         ("launcher", signal.SIGKILL, -signal.SIGKILL, []),
     ],
 )
-def test_a_job_that_is_stopped_or_loses_a_host_or_its_launcher(
-    schedule: Path, tmp_path: Path, whom: str, number: signal.Signals, code: int, said: list[str]
-) -> None:
+def test_a_job_that_is_stopped_or_loses_a_host_or_its_launcher(schedule, tmp_path, whom, number, code, said):
     """An endless run on hosts a and b, once it trains. Each process of a host leaves its number."""
     ssh = ssh_that(tmp_path, f"echo $$ > {tmp_path}/$host.pid", 'exec unshare -u sh -c "hostname $host; $command"')
     out = tmp_path / "out"
@@ -71,7 +69,7 @@ def test_a_job_that_is_stopped_or_loses_a_host_or_its_launcher(
         processes.kill_all(run.pids())
 
 
-def test_one_call_of_rsync_copies_the_schedule_and_the_files_that_it_names(tmp_path: Path) -> None:
+def test_one_call_of_rsync_copies_the_schedule_and_the_files_that_it_names(tmp_path):
     made = tmp_path / "here" / "made"
     made.mkdir(parents=True)
     (made / "schedule.prototxt").write_text(

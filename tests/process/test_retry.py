@@ -40,7 +40,7 @@ from stagerun.tools.retry.command import Ended, RetryOptions, judge, retry_comma
         (Ended(True, 3, 1), None, "the run ended with 3"),
     ],
 )
-def test_what_is_worth_another_start(ended: Ended, code: int | None, why: str) -> None:
+def test_what_is_worth_another_start(ended, code, why):
     found, said = judge(ended)
     assert found == code and why in said
 
@@ -85,9 +85,9 @@ SAVED, KILLED, NEVER, DONE = Ended(True, 75, 1), Ended(True, None, -9), Ended(Fa
     ],
 )
 def test_how_often_it_is_started(
-    starts: list[Ended | StorageError], further: list[int], words: list[str], ends: object, waits: list[float],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    starts, further, words, ends, waits,
+    monkeypatch,
+):  # fmt: skip
     """`further`: the starts, counted from 0, that came to a snapshot."""
     left, stop = list(enumerate(starts)), Commanded()
 
@@ -106,7 +106,7 @@ def test_how_often_it_is_started(
     assert stop.waits[: len(waits)] == waits and (ends is IndexError or len(stop.waits) == len(waits))
 
 
-def test_a_signal_between_two_starts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_signal_between_two_starts(monkeypatch, capsys):
     stop, started = Commanded(asked_in=1), []
     stop.stands_in(monkeypatch, lambda task: "", lambda *_: started.append(1) or KILLED, lambda *_: True)
     options = RetryOptions(("stagerun", "run", "x"), None, None, None)
@@ -116,7 +116,7 @@ def test_a_signal_between_two_starts(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
-def test_a_command_that_asks_for_help_is_refused(option: str) -> None:
+def test_a_command_that_asks_for_help_is_refused(option):
     with pytest.raises(UsageError, match="asks `stagerun run` for its help"):
         retry_command(RetryOptions(("stagerun", "run", option), None, None, None))
 
@@ -132,7 +132,7 @@ def test_a_command_that_asks_for_help_is_refused(option: str) -> None:
         ("cd .", None),
     ],
 )
-def test_who_in_a_script_is_asked_to_stop(script: str, told: tuple[str, signal.Signals] | None, tmp_path: Path) -> None:
+def test_who_in_a_script_is_asked_to_stop(script, told, tmp_path):
     sleep = shutil.which("sleep")
     (tmp_path / "mpirun").symlink_to(str(sleep))
     (tmp_path / "torchrun").symlink_to(str(shutil.which("tail")))
@@ -180,7 +180,7 @@ def launcher(base: Path, tmp_path: Path, deaths: int, *more: object) -> list[obj
 
 
 @pytest.mark.slow
-def test_killed_runs_go_on_to_the_same_bits(base: Path, tmp_path: Path) -> None:
+def test_killed_runs_go_on_to_the_same_bits(base, tmp_path):
     done = small.stagerun("retry", "--max-restarts", 1, "--", *launcher(base, tmp_path, 9))
     assert done.returncode == 69 and "--max-restarts 1 is used up" in done.stderr, done.stderr
     assert done.stderr.count("the run was killed (the command ended with exit code 137)") == 2, done.stderr
@@ -198,7 +198,7 @@ def test_killed_runs_go_on_to_the_same_bits(base: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "number, script", [(signal.SIGINT, ""), (signal.SIGUSR1, ""), (signal.SIGKILL, ""), (signal.SIGTERM, "train.sh")]
 )
-def test_a_signal_has_the_run_saved(number: signal.Signals, script: str, base: Path, tmp_path: Path) -> None:
+def test_a_signal_has_the_run_saved(number, script, base, tmp_path):
     """Also in a script, whose shell dies of a signal and hands none on; and no process is left where it is killed."""
     out, command = tmp_path / "out", launcher(base, tmp_path, 0, *small.ENDLESS)
     words = ["retry", "--", *command]

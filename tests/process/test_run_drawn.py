@@ -1,7 +1,6 @@
 """Runs with all that is drawn about images, and about which come: the same bits from the middle on, by other workers and threads."""
 
 import shutil
-from pathlib import Path
 
 import numpy as np
 import processes
@@ -44,7 +43,7 @@ TURNED = "import numpy as np\n\n\ndef turn(image, times):\n    return np.rot90(i
 
 
 @pytest.fixture
-def schedule(tmp_path: Path) -> Path:
+def schedule(tmp_path):
     """With colours, mixed images, balanced classes, class weights and a function of the user's."""
     rng, folder = np.random.default_rng(1), tmp_path / "schedule"
     folder.mkdir()
@@ -59,9 +58,7 @@ def schedule(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers, threads", [(2, 3), (3, 1)])
-def test_a_resume_by_other_workers_and_threads_trains_the_same_bits(
-    tmp_path: Path, schedule: Path, workers: int, threads: int
-) -> None:
+def test_a_resume_by_other_workers_and_threads_trains_the_same_bits(tmp_path, schedule, workers, threads):
     """Without its last snapshots a run goes on from the one before, in the middle of stage `a`."""
     alone, out = tmp_path / "alone", tmp_path / "out"
     go(schedule, alone)
@@ -77,7 +74,7 @@ def test_a_resume_by_other_workers_and_threads_trains_the_same_bits(
 
 
 @pytest.mark.slow
-def test_a_mistake_in_the_function_ends_the_run_with_one_message(tmp_path: Path, schedule: Path) -> None:
+def test_a_mistake_in_the_function_ends_the_run_with_one_message(tmp_path, schedule):
     (schedule / "aug.py").write_text("def augment(image, rng):\n    return imag\n")
     done = small.run(schedule, tmp_path / "out", nproc=2)
     assert done.returncode == 64, done.stdout + done.stderr

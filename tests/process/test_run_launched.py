@@ -23,7 +23,7 @@ def start(schedules: list[Path], out: Path) -> list[processes.Run]:
     return [processes.Run(one, {**world, "RANK": str(rank)}).start() for rank, one in enumerate(words)]
 
 
-def test_ranks_with_other_solver_files_are_named(base: Path, tmp_path: Path) -> None:
+def test_ranks_with_other_solver_files_are_named(base, tmp_path):
     other = small.make_schedule(tmp_path / "other", base / "data", early=small.STAGES["early"].replace("0.02", "0.03"))
     ended = [run.wait() for run in start([base / "schedule", other], tmp_path / "out")]
     assert [code for code, _ in ended] == [78, 78]
@@ -31,7 +31,7 @@ def test_ranks_with_other_solver_files_are_named(base: Path, tmp_path: Path) -> 
     assert not list((tmp_path / "out" / "snapshots").glob("*"))
 
 
-def test_a_mistake_in_one_ranks_files_ends_all_ranks_at_once(base: Path, tmp_path: Path) -> None:
+def test_a_mistake_in_one_ranks_files_ends_all_ranks_at_once(base, tmp_path):
     other = small.make_schedule(tmp_path / "other", base / "data", early="base_lr: 0.1 lr_polcy: 3")
     ended = [run.wait() for run in start([base / "schedule", other], tmp_path / "out")]
     assert [code for code, _ in ended] == [64, 64]
@@ -39,7 +39,7 @@ def test_a_mistake_in_one_ranks_files_ends_all_ranks_at_once(base: Path, tmp_pat
 
 
 @pytest.mark.parametrize("by", ["nproc", "environment"])
-def test_a_run_on_one_host_listens_on_its_loopback_device_alone(base: Path, tmp_path: Path, by: str) -> None:
+def test_a_run_on_one_host_listens_on_its_loopback_device_alone(base, tmp_path, by):
     if by == "environment":
         runs = start([base / "schedule"] * 2, tmp_path / "out")
     else:
@@ -70,7 +70,7 @@ for port in sys.argv[1:]:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
-def test_another_user_cannot_reach_the_store_of_one_machines_workers(base: Path, tmp_path: Path) -> None:
+def test_another_user_cannot_reach_the_store_of_one_machines_workers(base, tmp_path):
     arguments = ["run", str(base / "schedule"), "--out", str(tmp_path / "out"), "--threads", "1", *small.ENDLESS]
     run = processes.Run([*map(str, arguments), "--hosts", "localhost:2"]).start()
     try:
@@ -94,7 +94,7 @@ def test_another_user_cannot_reach_the_store_of_one_machines_workers(base: Path,
 SHIFTED = 'python=$1; shift 3; exec "$python" "$0" "$@"'
 
 
-def test_files_in_the_current_folder_are_not_executed(base: Path, tmp_path: Path) -> None:
+def test_files_in_the_current_folder_are_not_executed(base, tmp_path):
     """Nor do the threads of libraries, as there are where the environment doesn't limit them, take the launcher's signals."""
     for name in ("selectors", "json", "logging"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the user was executed')\n")
@@ -119,7 +119,7 @@ def test_files_in_the_current_folder_are_not_executed(base: Path, tmp_path: Path
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")
-def test_temporary_files_where_no_inodes_are_left(base: Path, tmp_path: Path) -> None:
+def test_temporary_files_where_no_inodes_are_left(base, tmp_path):
     there = tmp_path / "there"
     there.mkdir()
     for inodes in (2, 4):
@@ -141,7 +141,7 @@ def test_temporary_files_where_no_inodes_are_left(base: Path, tmp_path: Path) ->
         assert "said nothing" not in done.stderr, done.stderr
 
 
-def test_what_a_killed_launcher_left_goes_with_the_next_run(base: Path, tmp_path: Path) -> None:
+def test_what_a_killed_launcher_left_goes_with_the_next_run(base, tmp_path):
     left, held, link = (tmp_path / f"stagerun-run-{n}" for n in ("left", "held", "link"))
     beside, new = tmp_path / "beside", tmp_path / ".stagerun-run-new"  # just being made, and not locked yet
     for folder in (left, new, held, beside):

@@ -30,7 +30,7 @@ def work(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return work(tmp_path_factory.mktemp("sbatch"))
 
 
@@ -47,11 +47,11 @@ def elsewhere(text: str, folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path) -> str:
+def plain(folder):
     return script(folder, *TYPED["plain"])
 
 
-def test_a_line_break_in_what_was_typed_hides_no_option(folder: Path) -> None:
+def test_a_line_break_in_what_was_typed_hides_no_option(folder):
     """sbatch reads options down to the first line that is no comment."""
     lines = script(folder, *TYPED["plain"], "--set", "seed=2\n").splitlines()
     last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
@@ -59,7 +59,7 @@ def test_a_line_break_in_what_was_typed_hides_no_option(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TYPED)
-def test_script(folder: Path, name: str) -> None:
+def test_script(folder, name):
     text = script(folder, *TYPED[name])
     golden = (GOLDEN / f"{name}.sbatch").read_text()
     assert elsewhere(text, folder) == golden, "python tests/process/test_sbatch_bash.py writes them anew"
@@ -67,7 +67,7 @@ def test_script(folder: Path, name: str) -> None:
     assert "@" not in text.replace("USR1@", "").replace('"$@"', "")
 
 
-def test_what_is_quoted_reaches_the_ranks_as_it_was_typed(folder: Path) -> None:
+def test_what_is_quoted_reaches_the_ranks_as_it_was_typed(folder):
     step = re.search(r"^srun .*?&$", script(folder, *TYPED["shared"]), re.M | re.S)
     assert step
     command = "srun() { printf '%s\\n' \"$@\"; }; " + step[0].removesuffix("&")
@@ -108,7 +108,7 @@ _FAKES = {
         ),  # Slurm's SIGTERM finds the script at its `wait`; the ranks end after it
     ],
 )
-def test_what_becomes_of_an_end(plain: str, code: int, busy: int, state: str, said: str, tmp_path: Path) -> None:
+def test_what_becomes_of_an_end(plain, code, busy, state, said, tmp_path):
     found, text = end_of(plain, tmp_path, code, busy, state)
     assert found == code and (said in text if said else "queued" not in text), text
     queued = (tmp_path / "calls").exists() and "requeue" in (tmp_path / "calls").read_text()
@@ -129,9 +129,7 @@ def end_of(text: str, folder: Path, code: int, busy: int = 0, state: str = "RUNN
     return done.returncode, done.stdout
 
 
-def test_three_ends_without_progress_are_the_last_and_so_is_one_that_cannot_be_counted(
-    plain: str, tmp_path: Path
-) -> None:
+def test_three_ends_without_progress_are_the_last_and_so_is_one_that_cannot_be_counted(plain, tmp_path):
     ends = [end_of(plain, tmp_path, 75) for _ in range(3)]
     assert [code for code, _ in ends] == [75, 75, 78] and "not queued again: 3 allocations in a row" in ends[2][1]
     assert (tmp_path / "calls").read_text().count("requeue") == 2
@@ -145,7 +143,7 @@ def test_three_ends_without_progress_are_the_last_and_so_is_one_that_cannot_be_c
 
 
 @pytest.fixture
-def schedule(tmp_path: Path) -> Path:
+def schedule(tmp_path):
     return tiny.make_schedule(tmp_path / "schedule", tmp_path / "data")
 
 
@@ -155,7 +153,7 @@ def sbatch(folder: Path, *words: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_the_script_is_made_from_the_command(schedule: Path) -> None:
+def test_the_script_is_made_from_the_command(schedule):
     """The place of what is printed is made: sbatch takes a script whose output can't be opened, and the job fails without a word."""
     words = ["schedule", "--nodes", 2, "--time", "90m", "--out", "far/run@FRUITLESS@-@AGAIN@"]
     code, text, _ = sbatch(schedule.parent, *words, "--", "--retry", "--threads", "2")
@@ -169,13 +167,13 @@ def test_the_script_is_made_from_the_command(schedule: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a\n#SBATCH --wrap=x", "a\rb", os.fsdecode(b"a\xff")])
-def test_a_current_folder_whose_name_would_not_stay_in_its_line(schedule: Path, name: str) -> None:
+def test_a_current_folder_whose_name_would_not_stay_in_its_line(schedule, name):
     (schedule.parent / name).mkdir()
     code, text, told = sbatch(schedule.parent / name, schedule, "--nodes", 2, "--time", "4h")
     assert (code, text) == (64, "") and "the name of the current folder must be text of one line" in told, told
 
 
-def test_images_are_looked_at_where_they_are_here(schedule: Path) -> None:
+def test_images_are_looked_at_where_they_are_here(schedule):
     words = [schedule.parent, "schedule", "--nodes", 2, "--time", "4h"]
     code, text, told = sbatch(*words)
     assert code == 0 and text
@@ -188,7 +186,7 @@ def test_images_are_looked_at_where_they_are_here(schedule: Path) -> None:
     assert code == 65 and not text and "train_lmdb" in told
 
 
-def test_without_sbatch(schedule: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_sbatch(schedule, monkeypatch):
     monkeypatch.setenv("PATH", str(schedule))
     code, text, told = sbatch(schedule.parent, "schedule", "--nodes", 2, "--time", "4h", "--submit")
     assert (code, text) == (64, "") and "no sbatch can be run here" in told and "> FILE" in told

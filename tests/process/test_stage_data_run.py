@@ -12,7 +12,7 @@ import tiny
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     """`cyc1` trains on 100 other images, `collapse` on the first ones again; two validation sets in `cyc1`."""
     base = tmp_path_factory.mktemp("sets")
     tiny.make_data(base / "data")
@@ -36,7 +36,7 @@ def log(base: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (base / "straight" / "log.jsonl").read_text().splitlines()]
 
 
-def test_each_set_has_its_own_position_and_epoch(base: Path) -> None:
+def test_each_set_has_its_own_position_and_epoch(base):
     files = (base / "straight" / "snapshots").glob("*/state.json")
     states = {file.parent.name.split("-a")[0]: json.loads(file.read_bytes())["position"] for file in files}
     assert states["init-00000006"] == 96 and states["cyc1-00000005"] == 80
@@ -46,7 +46,7 @@ def test_each_set_has_its_own_position_and_epoch(base: Path) -> None:
     assert epochs["cyc1", 5] == pytest.approx(80 / 100) and epochs["collapse", 1] == pytest.approx(112 / 600)
 
 
-def test_all_validation_sets_are_evaluated_and_the_first_decides(base: Path) -> None:
+def test_all_validation_sets_are_evaluated_and_the_first_decides(base):
     lines = log(base)
     first = [e for e in lines if e["event"] == "Tested" and e["stage"] == "cyc1"]
     beside = [e for e in lines if e["event"] == "TestedBeside"]
@@ -59,7 +59,7 @@ def test_all_validation_sets_are_evaluated_and_the_first_decides(base: Path) -> 
         assert done.returncode == 0 and "v2" in done.stdout, done.stdout + done.stderr
 
 
-def test_a_run_that_is_killed_within_a_set_and_stopped_at_a_join_has_the_same_bits(base: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_within_a_set_and_stopped_at_a_join_has_the_same_bits(base, tmp_path):
     folder, out = base / "schedule", tmp_path / "out"
     run = small.start(folder, out, nproc=3)
     until = time.monotonic() + 120

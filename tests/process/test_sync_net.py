@@ -1,10 +1,8 @@
 """What `run --sync` hands to rsync of a schedule whose net lies elsewhere."""
 
 import os
-from pathlib import Path
 
 import contract
-import pytest
 import small
 
 SCHEDULE = """
@@ -16,7 +14,7 @@ stage { name: "main" solver_param {
 """
 
 
-def test_sync_carries_the_net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_carries_the_net(tmp_path, monkeypatch):
     contract.Case.read(contract.CASES / "plan_net.txt").write(tmp_path / "nets")
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "schedule.prototxt").write_text(SCHEDULE)

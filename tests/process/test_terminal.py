@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def base(finished: Path) -> Path:
+def base(finished):
     """data/, schedule/ and its output out/; wrong/, a schedule with mistakes."""
     far = "lr_policy: 'fixed' max_iter: 6  # a long comment behind what is right " + "and so on " * 6
     small.make_schedule(
@@ -77,7 +77,7 @@ def lines_of(seen: str) -> list[str]:
     return [line.rpartition("\r\x1b[2K")[2] for line in plain.split("\n")]
 
 
-def test_a_caret_stays_below_its_place_and_a_name_is_no_markup(base: Path, tmp_path: Path) -> None:
+def test_a_caret_stays_below_its_place_and_a_name_is_no_markup(base, tmp_path):
     lines = lines_of(Terminal(60, "check", base / "wrong").end()[1])
     (caret,) = [i for i, line in enumerate(lines) if line.strip(" ") == "^^^"]
     at = lines[caret].index("^")
@@ -86,7 +86,7 @@ def test_a_caret_stays_below_its_place_and_a_name_is_no_markup(base: Path, tmp_p
     assert lines_of(Terminal(80, "report", tmp_path / "t<1|2>").end()[1])[0] == "# made_up: t<1|2>"
 
 
-def test_a_run_at_a_terminal_and_what_it_says_when_it_goes_on(base: Path, tmp_path: Path) -> None:
+def test_a_run_at_a_terminal_and_what_it_says_when_it_goes_on(base, tmp_path):
     words = ["run", base / "schedule", "--out", tmp_path / "out", "--nproc", 2, "--threads", 1]
     words += ["--set", "early.max_iter=100000", "--set", "early.snapshot=1000"]
     run = Terminal(80, *words).until(b"/100000  ")
@@ -117,7 +117,7 @@ def test_a_run_at_a_terminal_and_what_it_says_when_it_goes_on(base: Path, tmp_pa
     assert "\x1b" not in Terminal(80, "status", tmp_path / "out", NO_COLOR="1").end()[1]
 
 
-def test_a_word_of_another_process_takes_the_place_of_the_live_line() -> None:
+def test_a_word_of_another_process_takes_the_place_of_the_live_line():
     """The other ranks, the monitors and a signal's handler all write to the terminal that rank 0 draws in."""
     program = """import os, sys
 from stagerun.system import signals

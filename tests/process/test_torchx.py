@@ -23,7 +23,7 @@ def request(*words: str) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_each_container_knows_its_place_and_the_meeting_point() -> None:
+def test_each_container_knows_its_place_and_the_meeting_point():
     words = shlex.split("--image mine:1 --nodes 3 --gpu 2 --workers_per_node 2 --mounts type=volume,src=claim,dst=/mnt")
     tasks = request(*words, "--", "/mnt/my solvers", "--out", "/mnt/out", "--set=name=$x")["spec"]["tasks"]
     assert len(tasks) == 3
@@ -54,6 +54,6 @@ def test_each_container_knows_its_place_and_the_meeting_point() -> None:
         (["--gpu", "1", "--workers_per_node", "2", "--", "x"], "one per GPU"),
     ],
 )
-def test_mistakes(words: list[str], part: str) -> None:
+def test_mistakes(words, part):
     with pytest.raises(ValueError, match=part):
         request("--image", "mine:1", *words)

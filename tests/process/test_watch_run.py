@@ -45,7 +45,7 @@ signal.signal(signal.SIGUSR2, next_time)
 
 
 @pytest.fixture(scope="module")
-def base(base: Path) -> Path:
+def base(base):
     (base / "hook").mkdir()
     (base / "hook" / "sitecustomize.py").write_text(HOOK)
     return base
@@ -61,7 +61,7 @@ def training(base: Path, out: Path, nproc: int, *arguments: object, hook: str = 
     return run
 
 
-def test_a_stopped_rank_is_named_and_nothing_is_left(base: Path, tmp_path: Path) -> None:
+def test_a_stopped_rank_is_named_and_nothing_is_left(base, tmp_path):
     out = tmp_path / "out"
     run = training(base, out, 2, *TIME_OUTS)
     os.kill(run.ranks()[1], signal.SIGSTOP)
@@ -98,7 +98,7 @@ hangs_here()
 
 
 @pytest.mark.parametrize("rank, stopped, answers", [(0, False, True), (1, True, True), (0, True, False)])
-def test_a_workers_stack(rank: int, stopped: bool, answers: bool) -> None:
+def test_a_workers_stack(rank, stopped, answers):
     """Also of one that is stopped, but for rank 0, which stays so."""
     with subprocess.Popen([sys.executable, "-c", WORKER], stdout=subprocess.PIPE, text=True) as child:
         try:
@@ -126,9 +126,7 @@ def test_a_workers_stack(rank: int, stopped: bool, answers: bool) -> None:
 @pytest.mark.parametrize("nproc, rank, what", [
     (1, 0, "stopped"), (3, 0, "stopped"), (2, 1, "sleeps"), (1, 0, "holds Python's lock"), (2, 1, "holds Python's lock"),
 ])  # fmt: skip
-def test_a_rank_that_is_stopped_hangs_in_python_or_holds_its_lock(
-    base: Path, tmp_path: Path, nproc: int, rank: int, what: str
-) -> None:
+def test_a_rank_that_is_stopped_hangs_in_python_or_holds_its_lock(base, tmp_path, nproc, rank, what):
     """Rank 0 is not sent on for its stack. A worker that can't end itself is killed; where it is the command itself, with a word."""
     out, stopped = tmp_path / "out", what == "stopped"
     run = training(base, out, nproc, *TIME_OUTS, hook="" if stopped else what)
@@ -144,7 +142,7 @@ def test_a_rank_that_is_stopped_hangs_in_python_or_holds_its_lock(
 
 
 @pytest.mark.slow
-def test_a_screen_that_no_one_reads_ends_no_run(base: Path, tmp_path: Path) -> None:
+def test_a_screen_that_no_one_reads_ends_no_run(base, tmp_path):
     """`stagerun run ... | less`, or Ctrl-S."""
     words = [*small.ENDLESS, *TIME_OUTS, "--set", "solver.display=1"]
     run = small.start(base / "schedule", tmp_path / "out", *words)
@@ -172,7 +170,7 @@ def goes_on(run: processes.Run, out: Path, iterations: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limits", [["off"], ["iteration=8s", "save=8s"]], ids=["off", "limited"])
-def test_all_are_stopped_for_a_while_and_go_on(base: Path, tmp_path: Path, limits: list[str]) -> None:
+def test_all_are_stopped_for_a_while_and_go_on(base, tmp_path, limits):
     """As Ctrl-Z does, and a machine that sleeps: who was stopped itself can't blame others."""
     run = training(base, tmp_path / "out", 2, *(word for limit in limits for word in ("--timeout", limit)))
     stopped = run.pids()
@@ -187,7 +185,7 @@ def test_all_are_stopped_for_a_while_and_go_on(base: Path, tmp_path: Path, limit
 
 @pytest.mark.slow
 @pytest.mark.parametrize("whom", ["a rank dawdles", "the monitors are killed"])
-def test_a_slow_rank_or_a_lost_monitor_is_reported_and_the_run_goes_on(base: Path, tmp_path: Path, whom: str) -> None:
+def test_a_slow_rank_or_a_lost_monitor_is_reported_and_the_run_goes_on(base, tmp_path, whom):
     slow, out = whom == "a rank dawdles", tmp_path / "out"
     run = training(base, out, 2, hook="dawdles")
     if slow:

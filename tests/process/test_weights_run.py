@@ -51,7 +51,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     """`data`, and a run with 12 classes in `out`."""
     folder = tmp_path_factory.mktemp("weights")
     tiny.make_data(folder / "data")
@@ -61,7 +61,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tuned(base: Path) -> Path:
+def tuned(base):
     """A run from that snapshot, by one worker."""
     write(base / "tuned", base / "data", TUNED.format(file="../out:trunk", how='drop: "fc.*"'))
     done = small.run(base / "tuned", base / "one")
@@ -70,7 +70,7 @@ def tuned(base: Path) -> Path:
     return base
 
 
-def test_what_is_frozen_stays_and_what_is_thawed_moves(tuned: Path) -> None:
+def test_what_is_frozen_stays_and_what_is_thawed_moves(tuned):
     trunk, head, last = (
         tensors(tuned / "out", "trunk", 3),
         tensors(tuned / "one", "head", 4),
@@ -93,7 +93,7 @@ def test_what_is_frozen_stays_and_what_is_thawed_moves(tuned: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_the_same_bits_by_more_workers_and_after_an_interruption(tuned: Path, workers: int, tmp_path: Path) -> None:
+def test_the_same_bits_by_more_workers_and_after_an_interruption(tuned, workers, tmp_path):
     """It goes on in the midst of the stage, then over the joint."""
     out = tmp_path / "out"
     lives(tuned / "tuned", out, workers, stop_after=3)
@@ -102,7 +102,7 @@ def test_the_same_bits_by_more_workers_and_after_an_interruption(tuned: Path, wo
         assert same(tensors(out, stage, iter), tensors(tuned / "one", stage, iter)), stage
 
 
-def test_another_file_is_stale(tuned: Path, tmp_path: Path) -> None:
+def test_another_file_is_stale(tuned, tmp_path):
     file, data = tmp_path / "w.safetensors", tuned / "data"
     held = {f"module.{k}": v for k, v in tensors(tuned / "out", "trunk", 3).items()}
     save_file(held, file)
@@ -117,7 +117,7 @@ def test_another_file_is_stale(tuned: Path, tmp_path: Path) -> None:
     assert same(tensors(out, "all", 3), tensors(tuned / "one", "all", 3)), "the same weights by another way"
 
 
-def test_a_stage_with_a_network_of_its_own_takes_over_what_fits(tuned: Path, tmp_path: Path) -> None:
+def test_a_stage_with_a_network_of_its_own_takes_over_what_fits(tuned, tmp_path):
     stages = (
         BASE
         + 'stage { name: "wide" solver_param { max_iter: 2 model { name: "resnet_small" num_classes: 11 channels: 1 spare_classes: true } } }'
@@ -145,7 +145,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_found_before_training_at_its_line(tuned: Path, name: str) -> None:
+def test_a_mistake_is_found_before_training_at_its_line(tuned, name):
     file, how, message = MISTAKES[name]
     folder = write(tuned / "wrong", tuned / "data", TUNED.format(file=file, how=how))
     plan = small.stagerun("plan", folder, "--weights")
@@ -162,7 +162,7 @@ HOW = {
 
 
 @pytest.mark.parametrize("name", HOW)
-def test_what_is_frozen_stays_whatever_moves_the_rest(tuned: Path, name: str, tmp_path: Path) -> None:
+def test_what_is_frozen_stays_whatever_moves_the_rest(tuned, name, tmp_path):
     text = TUNED.format(file=f"{tuned}/out:trunk", how='drop: "fc.*"').replace(
         "max_iter: 4", f"max_iter: 4 {HOW[name]}"
     )

@@ -1,7 +1,6 @@
 """What torch or torchvision would do, done without them: the names of parameters and the items of a folder; and the memory that a rehearsal may have."""
 
 import os
-from pathlib import Path
 
 import net_texts
 import pytest
@@ -16,11 +15,11 @@ from test_sources import write as write
 
 from stagerun.language.caffe_names import PLAIN_LAYERS, parameter_prefix
 from stagerun.models import build
-from stagerun.system.host import Roots, whole_memory
+from stagerun.system.host import whole_memory
 
 
 @pytest.mark.parametrize("model", ["resnet50_intel_caffe", *sorted(PLAIN_LAYERS)])
-def test_parameters_of_known_networks_are_named_as_in_torch(model: str) -> None:
+def test_parameters_of_known_networks_are_named_as_in_torch(model):
     if model in PLAIN_LAYERS:
         named = {*PLAIN_LAYERS[model].values(), parameter_prefix(model, "fc8", "fc8")}
     else:
@@ -31,14 +30,14 @@ def test_parameters_of_known_networks_are_named_as_in_torch(model: str) -> None:
     assert named == {name.rpartition(".")[0] for name, _ in network.named_parameters()}
 
 
-def test_the_same_items_as_torchvisions_own_code(tmp_path: Path) -> None:
+def test_the_same_items_as_torchvisions_own_code(tmp_path):
     names = [f"{c}/{d}{n}.jpg" for c in ("x", "y z", "B") for d in ("", "s/", "s-/", "s/t/", "Z/") for n in (1, 10, 9)]
     root = write(tmp_path / "set", *names)
     theirs = torchvision_part("torchvision.datasets").ImageFolder(str(root))
     assert items(open_source(str(root), NONE)) == [(os.path.relpath(p, root), label) for p, label in theirs.samples]
 
 
-def test_what_may_be_had_in_all_is_the_least_limit(roots: Roots) -> None:
+def test_what_may_be_had_in_all_is_the_least_limit(roots):
     """Slurm's limit is on the job's group, below the root and above the step's."""
     group(roots, "0::/slurm/job_7/step_0\n")
     machine = whole_memory(roots)

@@ -32,12 +32,12 @@ def a_record(seed: int, legs: int = 4) -> Record:
 
 
 @given(seed=st.integers(0, 1 << 32), legs=st.integers(0, 5))
-def test_a_record_is_what_it_was(seed: int, legs: int) -> None:
+def test_a_record_is_what_it_was(seed, legs):
     record = a_record(seed, legs)
     assert record_of(record.encoded()) == record
 
 
-def test_claims_that_were_applied_in_another_order() -> None:
+def test_claims_that_were_applied_in_another_order():
     """As older versions may have written them."""
     tensors = decode(Record([3], [0, 1, 2], [0, 1, 2], [0, 1, 1]).encoded())
     tensors["0/order"] = torch.tensor([1, 0, 2], dtype=torch.int32)
@@ -46,7 +46,7 @@ def test_claims_that_were_applied_in_another_order() -> None:
 
 @settings(max_examples=300)
 @given(data=st.data(), seed=st.integers(0, 9))
-def test_bytes_that_no_run_wrote_are_an_error_and_nothing_else(data: st.DataObject, seed: int) -> None:
+def test_bytes_that_no_run_wrote_are_an_error_and_nothing_else(data, seed):
     """Wherever a byte is another; and tensors of any type, shape and size in the place of one."""
     whole = a_record(seed, 3).encoded()
     if data.draw(st.booleans()):
@@ -84,7 +84,7 @@ def test_bytes_that_no_run_wrote_are_an_error_and_nothing_else(data: st.DataObje
         ("1/order", [0, 1], "it is of several servers"),
     ],
 )
-def test_records_of_what_was_retired_are_refused(name: str, there: list[int], why: str) -> None:
+def test_records_of_what_was_retired_are_refused(name, there, why):
     tensors = decode(Record([2], [0, 1], [0, 1], [0, 0]).encoded())
     tensors[name] = torch.tensor(there, dtype=torch.int32)
     with pytest.raises(ValueError, match=why):
@@ -95,7 +95,7 @@ def test_records_of_what_was_retired_are_refused(name: str, there: list[int], wh
 
 
 @pytest.mark.parametrize("recorded", [None, Record([6], [*range(6)], [0] * 6, [0] * 6)])
-def test_who_waits_for_a_push_that_will_not_come_hears_of_it(recorded: Record | None) -> None:
+def test_who_waits_for_a_push_that_will_not_come_hears_of_it(recorded):
     stage = Stage()
     state = make_state(ConvNet(), stage.solver, CPU)
     server = Server(state, stage.stage_loop(), Turns(2, 0, 6, 1, recorded), Record(), recorded)

@@ -60,7 +60,7 @@ def assert_replays(stage: Stage, run: Found, *replicas: int) -> None:
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-def test_a_run_and_its_replay_by_any_number_of_replicas(name: str) -> None:
+def test_a_run_and_its_replay_by_any_number_of_replicas(name):
     stage = Stage(solver=SOLVERS[name])
     run = same_everywhere(stage.run(4))
     assert run.record.ends == [10, 20, 24]
@@ -70,7 +70,7 @@ def test_a_run_and_its_replay_by_any_number_of_replicas(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-def test_one_replica_alone_is_plain_training(name: str) -> None:
+def test_one_replica_alone_is_plain_training(name):
     stage = Stage(solver=SOLVERS[name])
     (alone,) = survivors(stage.run(1))
     state, loop = make_state(stage.make(), stage.solver, CPU), stage.stage_loop()
@@ -86,7 +86,7 @@ def test_one_replica_alone_is_plain_training(name: str) -> None:
 # -- what is told
 
 
-def test_rank_0_tells_of_each_iteration_once_and_all_of_boundaries() -> None:
+def test_rank_0_tells_of_each_iteration_once_and_all_of_boundaries():
     found = survivors(Stage().run(3))
     told = found[0].of(Iterated)
     assert [event.iter for event in told] == list(range(1, ITERATIONS + 1))
@@ -117,7 +117,7 @@ def resumed(run: Found, stage: Stage) -> Callable[[], TrainState]:
 
 
 @pytest.mark.parametrize("who", [0, 2])
-def test_a_stop_ends_a_leg_and_the_whole_can_be_replayed(who: int) -> None:
+def test_a_stop_ends_a_leg_and_the_whole_can_be_replayed(who):
     stage = Stage(solver=SOLVERS["adam"])
     stops = replace(stage, stop=lambda rank, events: rank == who and len(events) >= 5)
     run = same_everywhere(stops.run(3))
@@ -130,7 +130,7 @@ def test_a_stop_ends_a_leg_and_the_whole_can_be_replayed(who: int) -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_a_replay_that_is_stopped_goes_back_to_the_last_boundary(replicas: int) -> None:
+def test_a_replay_that_is_stopped_goes_back_to_the_last_boundary(replicas):
     stage = Stage(max_staleness=5)
     run = same_everywhere(stage.run(5))
     stops = replace(stage, stop=lambda rank, events: sum(isinstance(e, Iterated) for e in events) >= 13 // replicas)
@@ -163,12 +163,12 @@ def kills(rank: int, name: str, number: int) -> Callable[[Asynchronous], None]:
 
 
 @pytest.mark.parametrize("rank", [1, 2])
-def test_a_death_ends_all(rank: int) -> None:
+def test_a_death_ends_all(rank):
     with pytest.raises(PeerError):
         Stage(prepare=kills(rank, "_computed", 3)).run(3)
 
 
-def test_where_a_replay_loses_one_all_end_and_none_waits_for_what_it_had() -> None:
+def test_where_a_replay_loses_one_all_end_and_none_waits_for_what_it_had():
     stage = Stage(max_staleness=5)
     run = same_everywhere(stage.run(5))
     for number in range(4):
@@ -189,7 +189,7 @@ class Poison(ConvNet):
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_where_nothing_is_skipped_the_first_ends_the_stage(replicas: int) -> None:
+def test_where_nothing_is_skipped_the_first_ends_the_stage(replicas):
     data = dataset(8 * ITERATIONS)
     data.images[8 * 6 + 3] = 255
     with pytest.raises(Diverged, match=r"the loss is nan at iteration 6, learning rate 0\.00714"):

@@ -60,7 +60,7 @@ def walk(seed: int, replicas: int, max_staleness: int, last: int, leg: int, odds
 
 @settings(max_examples=200)
 @given(seed=st.integers(0, 1 << 32))
-def test_whatever_happens(seed: int) -> None:
+def test_whatever_happens(seed):
     pick = Random(seed).randrange
     record = walk(seed, 1 + pick(6), 1 + pick(7), 1 + pick(40), 1 + pick(10), odds=8 + pick(40))
     again = Job(Turns(1 + pick(6), 0, record.last, 1, record), seed + 1)
@@ -70,5 +70,5 @@ def test_whatever_happens(seed: int) -> None:
 
 
 @pytest.mark.parametrize("max_staleness", [1, 2, 3, 5])
-def test_the_bound_is_met_where_there_are_replicas_enough(max_staleness: int) -> None:
+def test_the_bound_is_met_where_there_are_replicas_enough(max_staleness):
     assert {max(walk(seed, 6, max_staleness, 240, 60).staleness) for seed in range(4)} == {max_staleness}

@@ -41,7 +41,7 @@ def draws(positions: int, count: int, seed: int = 1) -> np.ndarray:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("of", ["RandAugment", "TrivialAugmentWide"])
-def test_each_operation_at_each_strength_is_torchvisions(name: str, of: str) -> None:
+def test_each_operation_at_each_strength_is_torchvisions(name, of):
     image = pillow(picture())
     bins = 31
     if of == "RandAugment":
@@ -61,7 +61,7 @@ def test_each_operation_at_each_strength_is_torchvisions(name: str, of: str) -> 
 
 
 @pytest.mark.parametrize("bins, size", [(2, (32, 32)), (11, (224, 224)), (31, (192, 160)), (64, (33, 47))])
-def test_strengths_are_torchvisions_for_other_bins_and_sizes(bins: int, size: tuple[int, int]) -> None:
+def test_strengths_are_torchvisions_for_other_bins_and_sizes(bins, size):
     space = autoaugment.RandAugment(num_magnitude_bins=bins)._augmentation_space(bins, size)
     assert list(space) == list(OPERATIONS)
     for name, (strengths, _) in space.items():
@@ -82,7 +82,7 @@ def chosen(made: augment.Augment, count: int, magnitudes: dict[str, list[float]]
     return [known[made(image, numbers).tobytes()] for numbers in draws(count, made.numbers)]
 
 
-def test_randaugment_draws_every_operation_evenly_at_one_strength() -> None:
+def test_randaugment_draws_every_operation_evenly_at_one_strength():
     made = augment.make_augment(Transform(rand_augment=RandAugment(num_ops=1, magnitude=9)))
     assert made is not None and made.numbers == 2
     sides = {"TranslateX": 56, "TranslateY": 40}
@@ -95,7 +95,7 @@ def test_randaugment_draws_every_operation_evenly_at_one_strength() -> None:
     assert abs(np.mean(rotations)) < 9 * 5 / len(rotations) ** 0.5
 
 
-def test_one_operation_says_nothing_about_the_next() -> None:
+def test_one_operation_says_nothing_about_the_next():
     made = augment.make_augment(Transform(rand_augment=RandAugment(num_ops=2, magnitude=9)))
     first = augment.make_augment(Transform(rand_augment=RandAugment(num_ops=1, magnitude=9)))
     assert made is not None and first is not None and made.numbers == 4
@@ -104,7 +104,7 @@ def test_one_operation_says_nothing_about_the_next() -> None:
         assert np.array_equal(made(image, both), first(first(image, both[:2]), both[2:]))
 
 
-def test_trivialaugment_draws_one_operation_at_any_strength() -> None:
+def test_trivialaugment_draws_one_operation_at_any_strength():
     made = augment.make_augment(Transform(trivial_augment=True))
     assert made is not None and made.numbers == 3
     strengths = {name: list(augment.magnitudes(name, each.trivial, 31)) for name, each in OPERATIONS.items()}
@@ -115,7 +115,7 @@ def test_trivialaugment_draws_one_operation_at_any_strength() -> None:
     assert {m for name, m in seen if name == "Posterize"} == set(range(2, 8))
 
 
-def test_channels_stay_where_they_are() -> None:
+def test_channels_stay_where_they_are():
     """Numbers whose operations do nothing give the image back, in B, G, R."""
     made = augment.make_augment(Transform(rand_augment=RandAugment(num_ops=2, magnitude=0)))
     assert made is not None
@@ -126,7 +126,7 @@ def test_channels_stay_where_they_are() -> None:
     np.testing.assert_array_equal(made(view, identity), view)
 
 
-def test_the_numbers_decide_and_nothing_else() -> None:
+def test_the_numbers_decide_and_nothing_else():
     made = augment.make_augment(Transform(rand_augment=RandAugment()))
     assert made is not None and made.numbers == 4
     image, numbers = picture(), draws(24, made.numbers)

@@ -71,7 +71,7 @@ def of_net(text: str, shape: tuple[int, int, int], classes: int) -> Model:
 
 
 @pytest.mark.parametrize("net", ["lenet", "bnnet"])
-def test_what_caffe_wrote_comes_out_as_it_went_in(net: str, data: Path, tmp_path: Path) -> None:
+def test_what_caffe_wrote_comes_out_as_it_went_in(net, data, tmp_path):
     given = GOLDEN / f"{net}_m09_A" / "end.caffemodel"
     snapshot = trained(tmp_path / "s", data, net, f'weights {{ file: "{given}" }}', lr=1e-300)
     done("export", snapshot, "--caffemodel", tmp_path / "x.caffemodel", "--double")
@@ -93,7 +93,7 @@ def test_what_caffe_wrote_comes_out_as_it_went_in(net: str, data: Path, tmp_path
 
 
 @pytest.mark.parametrize("type", ["SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam"])
-def test_export_and_import_of_a_state(type: str, data: Path, tmp_path: Path) -> None:
+def test_export_and_import_of_a_state(type, data, tmp_path):
     net = "bnnet" if type == "Adam" else "lenet"
     snapshot = trained(tmp_path / "s", data, net, "", type=type)
     made_in = tmp_path / "models"
@@ -125,7 +125,7 @@ def test_export_and_import_of_a_state(type: str, data: Path, tmp_path: Path) -> 
         np.testing.assert_allclose(weights[name], value, rtol=1e-15 if "running" in name else 0)
 
 
-def test_a_net_with_shared_parameters_there_and_back() -> None:
+def test_a_net_with_shared_parameters_there_and_back():
     """Caffe writes them with each layer that has them, PERMISSIVE ones in its shape."""
     text = """
 layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 dim: 3 dim: 8 dim: 8 } } }
@@ -149,7 +149,7 @@ layer { name: "sum" type: "Eltwise" bottom: "flat" bottom: "b" top: "sum" }
     assert not mistakes and len(made.of(Origin.FILE)) == 2
 
 
-def test_mistakes_of_export(data: Path, tmp_path: Path) -> None:
+def test_mistakes_of_export(data, tmp_path):
     snapshot = trained(tmp_path / "s", data, "lenet", "", type="AdamW", precision="FP32")
     cases = {
         ("--solverstate", "x"): "names the file of its weights",
@@ -167,7 +167,7 @@ def test_mistakes_of_export(data: Path, tmp_path: Path) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["resnet50", "resnet50_intel_caffe"])
-def test_intels_net_answers_as_the_network_that_has_its_weights(name: str) -> None:
+def test_intels_net_answers_as_the_network_that_has_its_weights(name):
     """Of torchvision's with the net's first pooling, which pads nothing."""
     network = build(model := Model(name=name, num_classes=1000)).eval()
     for key, tensor in network.state_dict().items():

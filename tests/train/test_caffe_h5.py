@@ -24,7 +24,7 @@ def h5(blobs: dict[str, np.ndarray], **more: object) -> bytes:
     return held.getvalue()
 
 
-def test_hdf5() -> None:
+def test_hdf5():
     one = np.arange(6, dtype=np.float32).reshape(2, 3)
     net = caffe_blobs.net_in(
         h5({"data/fc/0": one, "data/fc/1": one[0], "data/bn/0": one[0], "data/bn/1": one[0], "data/bn/2": one[0, 2:]})
@@ -38,7 +38,7 @@ def test_hdf5() -> None:
     assert (state.iter, state.learned_net, state.current_step) == (7, "x.caffemodel.h5", 1)
 
 
-def test_a_net_says_what_hdf5_does_not() -> None:
+def test_a_net_says_what_hdf5_does_not():
     """The net says of which kind a layer is, and by how much its statistics move."""
     text = between(
         'layer { name: "b" type: "Bias" bottom: "data" top: "b" }',
@@ -52,7 +52,7 @@ def test_a_net_says_what_hdf5_does_not() -> None:
     assert caffe_blobs.tensors(caffe_blobs.net_in(file))["bn.num_batches_tracked"] == caffe_blobs.LONG
 
 
-def test_hostile_hdf5(tmp_path: Path) -> None:
+def test_hostile_hdf5(tmp_path):
     h5py = pytest.importorskip("h5py")
     held = io.BytesIO()
     with h5py.File(held, "w") as file:
@@ -64,7 +64,7 @@ def test_hostile_hdf5(tmp_path: Path) -> None:
             caffe_blobs.net_in(data)
 
 
-def test_a_state_in_hdf5_goes_on_with_a_net(tmp_path: Path) -> None:
+def test_a_state_in_hdf5_goes_on_with_a_net(tmp_path):
     """Groups come by name, and the net says which layer is first."""
     golden = Path(__file__).parents[1] / "golden" / "caffe"
     start = golden / "lenet_m09_A_resume75"
@@ -93,7 +93,7 @@ def test_a_state_in_hdf5_goes_on_with_a_net(tmp_path: Path) -> None:
         np.testing.assert_array_equal(live[f"steps/{name}"].numpy(), blob.array().astype(np.float32))
 
 
-def test_a_damaged_file_is_one_error() -> None:
+def test_a_damaged_file_is_one_error():
     """Whatever h5py raises of it; numbers of no size are no reason to read for minutes."""
     one = np.ones((3, 4), np.float32)
     net = h5({f"data/l{i}/{j}": one for i in range(4) for j in range(2)})

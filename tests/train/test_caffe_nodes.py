@@ -74,7 +74,7 @@ def trained(folder: Path, *options: str) -> tuple[dict[str, list[float]], dict[s
         (4, True, "iter_size: 2"),
     ],
 )
-def test_several_nodes(ranks: int, overlap: bool, more: str, tmp_path: Path) -> None:
+def test_several_nodes(ranks, overlap, more, tmp_path):
     solver = SOLVER.format(net="bnnet", prefix="a", length=8, more=more)
     readme = f"mpirun -n {ranks} caffe train --solver solver.prototxt --weights first.caffemodel\n"
     caffes(tmp_path, "bnnet", {"solver": solver}, readme)
@@ -83,7 +83,7 @@ def test_several_nodes(ranks: int, overlap: bool, more: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_stage_from_a_snapshot_in_mid_training(overlap: bool, tmp_path: Path) -> None:
+def test_a_stage_from_a_snapshot_in_mid_training(overlap, tmp_path):
     """Which lacks the last update where gradients wait."""
     texts = {name: SOLVER.format(net="lenet", prefix=name, length=8, more="") for name in ("solver", "solver_b")}
     readme = "mpirun -np 2 caffe train --solver solver.prototxt --weights first.caffemodel\n"

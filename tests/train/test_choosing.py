@@ -25,7 +25,7 @@ CHOICE = {"*": DENSE, "conv1.weight": "TOP_K", "fc.weight": "TOP_K"}
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     return make_data(tmp_path_factory.mktemp("data") / "lmdb")
 
 
@@ -64,7 +64,7 @@ def saved(out: Path, iter: int) -> dict[str, Any]:
     return json.loads((found / "state.json").read_text())  # type: ignore[no-any-return]
 
 
-def test_one_worker_stays_dense_and_says_so(data: Path, tmp_path: Path) -> None:
+def test_one_worker_stays_dense_and_says_so(data, tmp_path):
     schedule, plain = make_schedule(tmp_path / "s", data, AUTO), make_schedule(tmp_path / "p", data, "snapshot: 4")
     (event,) = chosen(lives(schedule, tmp_path / "out"))
     assert {method for method, *_ in event.methods} == {DENSE} and event.why == "one worker sends nothing"
@@ -75,7 +75,7 @@ def test_one_worker_stays_dense_and_says_so(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_was_chosen_before_the_first_snapshot_is_kept(data: Path, tmp_path: Path, workers: int) -> None:
+def test_what_was_chosen_before_the_first_snapshot_is_kept(data, tmp_path, workers):
     schedule = make_schedule(tmp_path / "s", data, AUTO)
     choose(schedule, tmp_path / "out", workers=workers)
     shown = contract.stagerun(["plan", schedule, "--out", tmp_path / "out"], tmp_path).stdout
@@ -93,7 +93,7 @@ NOT_ALLOWED = ({"*": "TERNGRAD"}, {"*": DENSE, "nothing": "TOP_K"}, {"fc.weight"
     "changes",
     [{"identity": "another"}, {"parent": "another"}, {"workers": 2}, *({"choice": choice} for choice in NOT_ALLOWED)],
 )
-def test_what_does_not_fit_is_chosen_anew(data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_what_does_not_fit_is_chosen_anew(data, tmp_path, changes):
     schedule = make_schedule(tmp_path / "s", data, AUTO, main="max_iter: 1")
     choose(schedule, tmp_path / "out", **changes)
     (event,) = chosen(lives(schedule, tmp_path / "out"))
@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_chosen_anew(data: Path, tmp_path: Path, changes: d
     assert json.loads(record(tmp_path / "out").read_text())["choice"] == {"*": DENSE}
 
 
-def test_the_snapshot_has_it_too(data: Path, tmp_path: Path) -> None:
+def test_the_snapshot_has_it_too(data, tmp_path):
     """A run that goes on elsewhere, or after someone has cleared OUT/choices away."""
     schedule = make_schedule(tmp_path / "s", data, AUTO)
     for out in (tmp_path / "straight", tmp_path / "killed"):
@@ -115,7 +115,7 @@ def test_the_snapshot_has_it_too(data: Path, tmp_path: Path) -> None:
     assert ends(tmp_path / "straight") == ends(tmp_path / "killed")
 
 
-def test_a_snapshot_that_does_not_say_what_was_chosen_is_refused(data: Path, tmp_path: Path) -> None:
+def test_a_snapshot_that_does_not_say_what_was_chosen_is_refused(data, tmp_path):
     schedule, out, disk = make_schedule(tmp_path / "s", data, AUTO), tmp_path / "out", store.LocalDisk()
     choose(schedule, out)
     lives(schedule, out, kill_after=6)
@@ -131,7 +131,7 @@ def test_a_snapshot_that_does_not_say_what_was_chosen_is_refused(data: Path, tmp
             lives(schedule, out)
 
 
-def test_choosing_leaves_training_as_it_was(data: Path, tmp_path: Path) -> None:
+def test_choosing_leaves_training_as_it_was(data, tmp_path):
     """Weights, BatchNorm's statistics, momentum and what is drawn at random: bit for bit those of a run that was told what to do."""
     schedule = make_schedule(tmp_path / "s", data, AUTO)
     before = torch.get_rng_state()
@@ -146,7 +146,7 @@ def test_choosing_leaves_training_as_it_was(data: Path, tmp_path: Path) -> None:
     assert ends(tmp_path / "out") == ends(tmp_path / "written")
 
 
-def test_a_stop_while_it_chooses_leaves_nothing(data: Path, tmp_path: Path) -> None:
+def test_a_stop_while_it_chooses_leaves_nothing(data, tmp_path):
     schedule = make_schedule(tmp_path / "s", data, AUTO)
     events = lives(schedule, tmp_path / "out", workers=2, stop_after=1)
     assert type(events[-1]).__name__ == "Stopped" and not (tmp_path / "out" / "choices").exists()
@@ -163,6 +163,6 @@ def test_a_stop_while_it_chooses_leaves_nothing(data: Path, tmp_path: Path) -> N
         ({DENSE: [1.0, 1.0, 1.0, 1.0], "TOP_K": [0.5, 0.5, 1.2, 1.2]}, DENSE, "nothing is clearly faster"),
     ],
 )
-def test_dense_stays_unless_a_method_is_clearly_faster(taken: dict[str, list[float]], best: str, why: str) -> None:
+def test_dense_stays_unless_a_method_is_clearly_faster(taken, best, why):
     found, words = decided(taken)
     assert found == best and why in words

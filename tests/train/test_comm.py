@@ -174,7 +174,7 @@ OWN = [
 
 
 @pytest.mark.parametrize("found", GONE + OWN)
-def test_a_peer_that_is_gone_and_an_error_of_this_worker_which_keeps_its_name(found: str | Exception) -> None:
+def test_a_peer_that_is_gone_and_an_error_of_this_worker_which_keeps_its_name(found):
     error = RuntimeError(found) if isinstance(found, str) else found
     with pytest.raises(Exception) as caught, peers("add gradients"):
         raise error

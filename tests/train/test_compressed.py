@@ -49,7 +49,7 @@ def without_residuals(found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 @pytest.mark.parametrize("scope", [Scope.LAYERWISE, pytest.param(Scope.ENTIRE_MODEL, marks=pytest.mark.long)])
 @pytest.mark.parametrize("method", [m if m in FEW else pytest.param(m, marks=pytest.mark.long) for m in METHODS])
-def test_elastic_gives_any_number_of_workers_the_same_bits(method: Method, scope: Scope) -> None:
+def test_elastic_gives_any_number_of_workers_the_same_bits(method, scope):
     compress = how(method, scope=scope)
     (alone,) = job(1, compress, ELASTIC)
     for workers in (2, 3, 4):
@@ -60,20 +60,20 @@ def test_elastic_gives_any_number_of_workers_the_same_bits(method: Method, scope
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_fixed_gives_all_ranks_the_same_bits(method: Method) -> None:
+def test_fixed_gives_all_ranks_the_same_bits(method):
     first, second, third = job(3, how(method), FIXED)
     assert_same(second, third)
     assert_same(without_residuals(first), second)
 
 
 @pytest.mark.parametrize("determinism", Determinism)
-def test_none_for_every_parameter_is_the_plain_sum(determinism: Determinism) -> None:
+def test_none_for_every_parameter_is_the_plain_sum(determinism):
     """In the order of the senders, which of two workers is that of every sum."""
     compress = how(Method.THRESHOLD, Memory.NONE, param=(recipe.CompressionRule(method=Method.NONE),))
     assert_same(job(2, None, determinism)[0], job(2, compress, determinism)[0], 1e-12)
 
 
-def test_what_is_sent_and_what_is_left_make_up_the_gradients() -> None:
+def test_what_is_sent_and_what_is_left_make_up_the_gradients():
     """Without momentum and decay the weights have moved by what was sent: with what is left it is what dense training had sent at the
     same weights."""
     comm = SoloComm()
@@ -97,7 +97,7 @@ def test_what_is_sent_and_what_is_left_make_up_the_gradients() -> None:
 
 
 @pytest.mark.parametrize("workers, why", [(1, "not finite"), (2, "broken off")])
-def test_an_update_that_is_not_made_leaves_residuals_as_they_were(workers: int, why: str) -> None:
+def test_an_update_that_is_not_made_leaves_residuals_as_they_were(workers, why):
     compress = how(Method.POWER_SGD if workers == 1 else Method.TOP_K)
 
     def work(comm: Comm) -> None:
@@ -116,7 +116,7 @@ def test_an_update_that_is_not_made_leaves_residuals_as_they_were(workers: int, 
     Threads(workers).run(work)
 
 
-def test_dense_until_it_starts() -> None:
+def test_dense_until_it_starts():
     def work(comm: Comm, compress: Compression | None) -> list[dict[str, torch.Tensor]]:
         solver = replace(SOLVER, compress=compress)
         state = started(ConvNet(), solver, comm)
@@ -130,7 +130,7 @@ def test_dense_until_it_starts() -> None:
         assert not torch.equal(found[2]["fc.weight"], plain[2]["fc.weight"])
 
 
-def test_parameters_by_pattern() -> None:
+def test_parameters_by_pattern():
     rules = (recipe.CompressionRule(name="fc*", method=Method.NONE),)
     for scope in Scope:
         state = train(how(Method.TOP_K, scope=scope, param=rules), FIXED, SoloComm())
@@ -140,7 +140,7 @@ def test_parameters_by_pattern() -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 4])
-def test_a_threshold_means_the_same_for_any_number_of_workers(workers: int) -> None:
+def test_a_threshold_means_the_same_for_any_number_of_workers(workers):
     """All workers have the same gradient: each sends what is above the threshold of the mean, and so does one alone."""
     compress, two = how(Method.THRESHOLD, threshold=0.02), dataset(2, seed=1)
     same = Batch(*(np.concatenate([a] * 4) for a in (two.images, two.labels, two.positions)))
@@ -153,7 +153,7 @@ def test_a_threshold_means_the_same_for_any_number_of_workers(workers: int) -> N
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     return make_data(tmp_path_factory.mktemp("data") / "lmdb")
 
 
@@ -170,9 +170,7 @@ def schedule(folder: Path, data: Path, compress: str, determinism: str) -> Path:
 @pytest.mark.parametrize(
     ("compress", "determinism", "then"), [(POWER_SGD, "FIXED", 2), (QSGD, "ELASTIC", 1), (POWER_SGD, "ELASTIC", 1)]
 )
-def test_a_run_that_was_ended_goes_on_to_the_same_bits(
-    data: Path, tmp_path: Path, compress: str, determinism: str, then: int
-) -> None:
+def test_a_run_that_was_ended_goes_on_to_the_same_bits(data, tmp_path, compress, determinism, then):
     folder = schedule(tmp_path / "s", data, compress, determinism)
     lives(folder, tmp_path / "whole", then)
     lives(folder, tmp_path / "out", 2, stop_after=3)
@@ -181,7 +179,7 @@ def test_a_run_that_was_ended_goes_on_to_the_same_bits(
     assert ends(tmp_path / "out") == ends(tmp_path / "whole")
 
 
-def test_fixed_goes_on_with_other_workers_and_says_what_becomes_of_residuals(data: Path, tmp_path: Path) -> None:
+def test_fixed_goes_on_with_other_workers_and_says_what_becomes_of_residuals(data, tmp_path):
     folder = schedule(tmp_path / "s", data, POWER_SGD, "FIXED")
     lives(folder, tmp_path / "out", 2, stop_after=3)
     said = "\n".join(event.text for event in lives(folder, tmp_path / "out", 3) if isinstance(event, Note))
@@ -196,9 +194,7 @@ def test_fixed_goes_on_with_other_workers_and_says_what_becomes_of_residuals(dat
         ("param", "name: 'conv1.wieght' lr_mult: 0", "did you mean `conv1.weight`?"),
     ],
 )  # fmt: skip
-def test_a_pattern_that_fits_nothing_is_a_mistake_with_a_place(
-    data: Path, tmp_path: Path, field: str, rule: str, said: str
-) -> None:
+def test_a_pattern_that_fits_nothing_is_a_mistake_with_a_place(data, tmp_path, field, rule, said):
     folder = make_schedule(tmp_path / "s", data)
     done = contract.stagerun(["run", folder, "--nproc", 1, "--set", f"solver.{field}={{{rule}}}"], tmp_path)
     assert done.exit_code == 64 and said in done.output

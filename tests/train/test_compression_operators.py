@@ -44,12 +44,12 @@ def top_k(c: np.ndarray, ratio: float) -> np.ndarray:
 
 
 @given(vectors(), ratios)
-def test_top_k(c: np.ndarray, ratio: float) -> None:
+def test_top_k(c, ratio):
     assert same(one(Method.TOP_K, c, ratio=ratio), top_k(c, ratio))
 
 
 @pytest.mark.long
-def test_top_k_where_a_sample_misleads() -> None:
+def test_top_k_where_a_sample_misleads():
     c = numbers(1 << 18)
     c[:: (1 << 18) // (1 << 15) | 1] *= 1000  # all that is sampled
     assert same(one(Method.TOP_K, c, ratio=0.5), top_k(c, 0.5))
@@ -60,13 +60,13 @@ def test_top_k_where_a_sample_misleads() -> None:
 
 
 @given(vectors(), st.sampled_from([1e-45, 0.001, 0.5, 2000.0]))
-def test_thresholds(c: np.ndarray, threshold: float) -> None:
+def test_thresholds(c, threshold):
     keep = np.abs(c) >= np.asarray(threshold, c.dtype)
     assert same(one(Method.THRESHOLD, c, threshold=threshold), np.where(keep, c, 0).astype(c.dtype))
 
 
 @given(vectors(), ratios)
-def test_random_k(c: np.ndarray, ratio: float) -> None:
+def test_random_k(c, ratio):
     n = len(c)
     k = max(1, math.floor(n * Fraction(repr(ratio))))
     places = one(Method.RANDOM_K, np.ones(n, c.dtype), ratio=ratio, memory=Memory.RESIDUAL) == 1
@@ -76,7 +76,7 @@ def test_random_k(c: np.ndarray, ratio: float) -> None:
 
 
 @given(vectors())
-def test_terngrad(c: np.ndarray) -> None:
+def test_terngrad(c):
     wide = c.astype("f8")
     top = np.abs(wide).max()
     sigma = top * math.sqrt(np.mean((wide / (top or 1)) ** 2))
@@ -95,7 +95,7 @@ def test_terngrad(c: np.ndarray) -> None:
 
 
 @given(vectors(), st.sampled_from([1, 4, 127, 255, 256, 32767]))
-def test_qsgd(c: np.ndarray, s: int) -> None:
+def test_qsgd(c, s):
     wide, u = c.astype("f8"), uniform(len(c))
     found, bucket = one(Method.QSGD, c, qstates=s), 512
     for at in range(0, len(c), bucket):
@@ -117,7 +117,7 @@ def test_qsgd(c: np.ndarray, s: int) -> None:
 
 
 @given(vectors())
-def test_rounded_numbers(c: np.ndarray) -> None:
+def test_rounded_numbers(c):
     bits = c.astype("f4").view("u4").astype("u8")
     bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
     assert same(one(Method.BF16, c), bits.astype("u4").view("f4").astype(c.dtype))
@@ -126,7 +126,7 @@ def test_rounded_numbers(c: np.ndarray) -> None:
 
 @pytest.mark.parametrize("shape", [(8, 6), (40, 30, 3, 3), (5, 40_000)])
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
-def test_power_sgd(shape: tuple[int, ...], dtype: str) -> None:
+def test_power_sgd(shape, dtype):
     rows, columns, rank = shape[0], math.prod(shape[1:]), 2
     own = [numbers(rows * columns, dtype, seed) for seed in (1, 2, 3)]
     operator = make(Method.POWER_SGD, shape, rank=rank, memory=Memory.RESIDUAL)
@@ -143,7 +143,7 @@ def test_power_sgd(shape: tuple[int, ...], dtype: str) -> None:
         np.testing.assert_allclose(r, (m - p @ p.T @ m).ravel(), **close)
 
 
-def test_power_sgd_finds_a_matrix_of_its_rank_and_recovers_from_zeros() -> None:
+def test_power_sgd_finds_a_matrix_of_its_rank_and_recovers_from_zeros():
     generator = np.random.default_rng(3)
     low = (generator.normal(size=(20, 2)) @ generator.normal(size=(2, 30))).astype("f4").ravel()
     operator = make(Method.POWER_SGD, (20, 30), rank=2)
@@ -155,7 +155,7 @@ def test_power_sgd_finds_a_matrix_of_its_rank_and_recovers_from_zeros() -> None:
     np.testing.assert_allclose(drive(wide, [low])[0], low, atol=1e-4)
 
 
-def test_power_sgd_of_what_is_no_larger_matrix_is_dense() -> None:
+def test_power_sgd_of_what_is_no_larger_matrix_is_dense():
     for shape, rank in (((64,), 4), ((), 1), ((3, 100), 4), ((4, 4), 2), ((10, 1, 1), 1)):
         c = numbers(math.prod(shape))
         out, _, sizes, state = drive(make(Method.POWER_SGD, shape, rank=rank), [c])
@@ -178,7 +178,7 @@ def shape_of(method: Method, n: int) -> tuple[int, ...]:
 @kinds()
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parametrize("n", [1, 2, 3, 9, 600, pytest.param(70_000, marks=pytest.mark.long)])
-def test_sums_residuals_and_sizes(method: Method, dtype: str, n: int) -> None:
+def test_sums_residuals_and_sizes(method, dtype, n):
     """Any shares of the senders give the same bits; sums are added in the order of senders; c = d + residual as computed."""
     own = [numbers(n, dtype, seed) for seed in range(4)]
     operator = make(method, shape_of(method, n) if n >= 600 else (n,), memory=Memory.RESIDUAL)
@@ -205,7 +205,7 @@ def test_sums_residuals_and_sizes(method: Method, dtype: str, n: int) -> None:
 @kinds()
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("n", [1, 2, 70, 700, 40_000])
-def test_what_is_not_finite_is_noticed(method: Method, bad: float, n: int) -> None:
+def test_what_is_not_finite_is_noticed(method, bad, n):
     operator = make(method, shape_of(method, n) if n >= 600 else (n,), memory=Memory.RESIDUAL)
     for place in {0, n // 2, n - 1}:
         c = numbers(n)
@@ -217,7 +217,7 @@ def test_what_is_not_finite_is_noticed(method: Method, bad: float, n: int) -> No
 
 @pytest.mark.long
 @kinds()
-def test_bits_do_not_depend_on_threads(method: Method) -> None:
+def test_bits_do_not_depend_on_threads(method):
     c, threads, found = numbers(200_000), torch.get_num_threads(), []
     operator = make(method, shape_of(method, len(c)), memory=Memory.RESIDUAL)
     try:
@@ -231,7 +231,7 @@ def test_bits_do_not_depend_on_threads(method: Method) -> None:
 
 
 @kinds([m for m in ALL if m not in (Method.NONE, Method.POWER_SGD)])
-def test_a_message_of_another_length_is_refused(method: Method) -> None:
+def test_a_message_of_another_length_is_refused(method):
     c = numbers(1000)
     operator = make(method, (1000,))
     steps = operator.steps([torch.from_numpy(c)], [0], DRAW, torch.zeros(1000))
@@ -240,7 +240,7 @@ def test_a_message_of_another_length_is_refused(method: Method) -> None:
         steps.send([message[:-1]])
 
 
-def test_random_numbers_have_their_keys() -> None:
+def test_random_numbers_have_their_keys():
     keys = [DRAW, Draw(8, 11, -1, 3), Draw(7, 12, -1, 3), Draw(7, 11, 0, 3), Draw(7, 11, -1, 4)]
     cpu = torch.device("cpu")
     assert len({tuple(k.uniform(cpu)(4).tolist()) for k in keys}) == len(keys)
@@ -251,7 +251,7 @@ def test_random_numbers_have_their_keys() -> None:
     assert (whole[:3] * 2**24).int().tolist() == [13234454, 14818459, 10564529]
 
 
-def test_random_k_draws_every_place_as_often() -> None:
+def test_random_k_draws_every_place_as_often():
     """What makes it unbiased: the rest is its formula."""
     operator, ones, rounds = make(Method.RANDOM_K, (20,), ratio=0.1), np.ones(20, "f4"), 1000
     drawn = sum(drive(operator, [ones], Draw(1, i, -1, 0))[0] > 0 for i in range(rounds))

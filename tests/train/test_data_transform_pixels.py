@@ -61,7 +61,7 @@ def step_by_step(image: np.ndarray, drawn: Draw) -> np.ndarray:
 
 @examples(300)
 @given(images_and_draws())
-def test_a_draw_is_carried_out_in_one_way(case: tuple[np.ndarray, Draw]) -> None:
+def test_a_draw_is_carried_out_in_one_way(case):
     image, drawn = case
     expected = step_by_step(image, drawn)
     assert np.array_equal(apply(image, drawn), expected)
@@ -75,9 +75,7 @@ def test_a_draw_is_carried_out_in_one_way(case: tuple[np.ndarray, Draw]) -> None
 
 @examples(200)
 @given(*[st.integers(1, 90)] * 2, *[st.integers(1, 60)] * 2, st.sampled_from([1, 3]), st.booleans())
-def test_antialias_is_pillows(
-    height: int, width: int, new_height: int, new_width: int, channels: int, hard: bool
-) -> None:
+def test_antialias_is_pillows(height, width, new_height, new_width, channels, hard):
     """One side at a time, so that Pillow's version makes no difference."""
     image = noise(height, width, channels)
     if hard:
@@ -95,7 +93,7 @@ def test_antialias_is_pillows(
     ("height", "width", "times"),
     [(447, 900, 1), (448, 900, 2), (900, 448, 2), (895, 2000, 2), (896, 896, 4), (1792, 1791, 4), (4000, 4000, 8)],
 )
-def test_auto_halves_as_long_as_both_sides_stay_long_enough(height: int, width: int, times: int) -> None:
+def test_auto_halves_as_long_as_both_sides_stay_long_enough(height, width, times):
     whole = Draw(size=(224, 224), interp_mode=InterpMode.AUTO)
     assert pixels.shrink(whole, height, width) == times
     part = Draw(part=Rectangle(1, 1, height, width), size=(224, 224), interp_mode=InterpMode.AUTO)
@@ -114,13 +112,13 @@ def test_auto_halves_as_long_as_both_sides_stay_long_enough(height: int, width: 
         (300, 300, InterpMode.AREA),
     ],
 )
-def test_auto_is_linear_below_one_and_a_half_and_area_above(height: int, width: int, mode: InterpMode) -> None:
+def test_auto_is_linear_below_one_and_a_half_and_area_above(height, width, mode):
     image = noise(height, width, 3)
     auto = apply(image, Draw(size=(32, 32), interp_mode=InterpMode.AUTO))
     assert np.array_equal(auto, apply(image, Draw(size=(32, 32), interp_mode=mode)))
 
 
-def test_pixels_do_not_depend_on_the_thread_nor_on_what_came_before() -> None:
+def test_pixels_do_not_depend_on_the_thread_nor_on_what_came_before():
     """OpenCV's settings are each thread's own, and a flip uses others than a resize."""
     row = golden_draw(golden_rows("rarp_256x256_seed7")[0])
     first = apply(SOURCE, row)
@@ -134,7 +132,7 @@ def test_pixels_do_not_depend_on_the_thread_nor_on_what_came_before() -> None:
     assert np.array_equal(work(), first)
 
 
-def test_threads_that_flip_at_once_do_not_meet() -> None:
+def test_threads_that_flip_at_once_do_not_meet():
     """The array between a resize and its flip is each thread's own."""
     images = [noise(60, 60, 3, seed) for seed in range(4)]
     drawn = Draw(part=Rectangle(0, 0, 60, 60), size=(40, 40), mirror=True, interp_mode=InterpMode.CUBIC)

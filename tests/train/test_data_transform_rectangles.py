@@ -52,7 +52,7 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
         (RandomResizedCrop(min_area_ratio=0.5, min_aspect_ratio=0.5, max_aspect_ratio=3.0), 400, 150),
     ],
 )
-def test_rectangles_are_spread_like_torchvisions(param: RandomResizedCrop, height: int, width: int) -> None:
+def test_rectangles_are_spread_like_torchvisions(param, height, width):
     n = N if width == 500 else N // 4
     ours = np.array([(p.top, p.left, p.height, p.width) for p in drawn(param, height, width, n)])
     other = theirs(param, height, width, n)
@@ -79,9 +79,7 @@ def test_rectangles_are_spread_like_torchvisions(param: RandomResizedCrop, heigh
     st.integers(1, 4),
     st.integers(0, 2**63),
 )
-def test_rectangles_lie_inside(
-    height: int, width: int, area: float, low: float, high: float, attempts: int, seed: int
-) -> None:
+def test_rectangles_lie_inside(height, width, area, low, high, attempts, seed):
     param = RandomResizedCrop(min_area_ratio=area, min_aspect_ratio=low, max_aspect_ratio=high, max_attempt=attempts)
     for p in drawn(param, height, width, 3, seed):
         assert p.height >= 1 and p.width >= 1 and p.top >= 0 and p.left >= 0
@@ -89,13 +87,13 @@ def test_rectangles_lie_inside(
 
 
 @pytest.mark.parametrize(("height", "width"), [(40, 4000), (4000, 40), (3, 900), (100, 110)])
-def test_where_none_fits_the_largest_allowed_one_is_cut_from_the_centre(height: int, width: int) -> None:
+def test_where_none_fits_the_largest_allowed_one_is_cut_from_the_centre(height, width):
     """torchvision's own fallback: its attempts are made to fail by an area larger than the image."""
     param = RandomResizedCrop(min_area_ratio=1.5, max_area_ratio=2.0)
     other = theirs(param, height, width, 1)[0].tolist()
     assert drawn(param, height, width, 1)[0] == Rectangle(*other)
 
 
-def test_drawn_rectangles_stay_as_they_are() -> None:
+def test_drawn_rectangles_stay_as_they_are():
     """Values of this formula on any machine; a change here changes every training that draws them."""
     assert drawn(RandomResizedCrop(), 375, 500, 4) == FIRST_RECTANGLES

@@ -33,7 +33,7 @@ def make(folder: Path, data: Path, head: str = "", stages: str = TREE, **files: 
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     """data/, schedule/, and its output out/."""
     base = tmp_path_factory.mktemp("distilled")
     tiny.make_data(base / "data")
@@ -45,7 +45,7 @@ def trained(events: list[Event]) -> list[str]:
     return [event.stage for event in of(events, StageStarted)]
 
 
-def test_what_a_teacher_says_counts(base: Path, tmp_path: Path) -> None:
+def test_what_a_teacher_says_counts(base, tmp_path):
     assert "0 to do" in command("plan", base / "schedule", "--out", base / "out")
     alone = make(tmp_path / "s", base / "data", student=FILES["student"].replace("0.9", "0"))
     go(alone, tmp_path / "out")
@@ -56,7 +56,7 @@ def test_what_a_teacher_says_counts(base: Path, tmp_path: Path) -> None:
     assert same["teach@4"] == taught["teach@4"]
 
 
-def test_killed_in_the_midst_of_the_lesson_it_goes_on_to_the_same_bits(base: Path, tmp_path: Path) -> None:
+def test_killed_in_the_midst_of_the_lesson_it_goes_on_to_the_same_bits(base, tmp_path):
     def stop(seen: list[Event]) -> bool:
         return any(e.stage == "student" and e.iter >= 3 for e in of(seen, Iterated))
 
@@ -66,7 +66,7 @@ def test_killed_in_the_midst_of_the_lesson_it_goes_on_to_the_same_bits(base: Pat
     assert ids(tmp_path / "out")["after@2"] == ids(base / "out")["after@2"]
 
 
-def test_one_to_three_workers_have_the_same_bits_and_end_at_the_same_place(base: Path, tmp_path: Path) -> None:
+def test_one_to_three_workers_have_the_same_bits_and_end_at_the_same_place(base, tmp_path):
     student = FILES["student"].replace("max_iter: 6", "max_iter: 20 test_interval: 2")
     student = student.replace("loss", "early_stop { metric: LOSS patience_iter: 3 min_delta: 10 } loss")
     folder = make(tmp_path / "s", base / "data", head="determinism: ELASTIC\n", student=student)
@@ -77,7 +77,7 @@ def test_one_to_three_workers_have_the_same_bits_and_end_at_the_same_place(base:
         assert ids(tmp_path / str(workers)) == ids(tmp_path / "1")
 
 
-def test_another_teacher_makes_the_student_stale_and_what_follows(base: Path, tmp_path: Path) -> None:
+def test_another_teacher_makes_the_student_stale_and_what_follows(base, tmp_path):
     shutil.copytree(base / "out", tmp_path / "out")
     edited = make(tmp_path / "s", base / "data", teach=FILES["teach"].replace("0.05", "0.04"))
     with pytest.raises(ResumeRefused) as error:
@@ -90,7 +90,7 @@ def test_another_teacher_makes_the_student_stale_and_what_follows(base: Path, tm
     assert ids(tmp_path / "out")["student@6"] != ids(base / "out")["student@6"]
 
 
-def test_a_lost_teacher_is_trained_again_to_the_same_bits_and_the_student_stays(base: Path, tmp_path: Path) -> None:
+def test_a_lost_teacher_is_trained_again_to_the_same_bits_and_the_student_stays(base, tmp_path):
     shutil.copytree(base / "out", tmp_path / "out")
     for name in names(tmp_path / "out", "teach"):
         shutil.rmtree(tmp_path / "out" / "snapshots" / name)
@@ -119,7 +119,7 @@ def own(folder: Path, data: Path, text: str = OWN, stage: str = USES) -> Path:
     return folder
 
 
-def test_a_loss_of_ones_own_is_trained_and_an_edit_of_it_is_stale(base: Path, tmp_path: Path) -> None:
+def test_a_loss_of_ones_own_is_trained_and_an_edit_of_it_is_stale(base, tmp_path):
     folder = own(tmp_path / "s", base / "data")
     go(folder, tmp_path / "out")
     plain = make(tmp_path / "p", base / "data", stages=ONE, student=USES.split("loss")[0] + "\n")
@@ -150,7 +150,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_what_is_wrong_with_it_is_said_before_the_first_update(base: Path, tmp_path: Path, name: str) -> None:
+def test_what_is_wrong_with_it_is_said_before_the_first_update(base, tmp_path, name):
     old, new, message = MISTAKES[name]
     folder = own(tmp_path / "s", base / "data", OWN.replace(old, new))
     with pytest.raises((UsageError, RecipeError)) as error:

@@ -41,7 +41,7 @@ def course(solver=WITH_EMA) -> Iterator[dict[str, Tensor]]:
         yield {k: t.clone() for k, t in weights(state).items()}
 
 
-def test_the_average_is_the_formula_over_weights_and_statistics() -> None:
+def test_the_average_is_the_formula_over_weights_and_statistics():
     seen = list(course(SOLVER))
     state = trained(replace(WITH_EMA, param=()))
     found = average(state)
@@ -55,17 +55,17 @@ def test_the_average_is_the_formula_over_weights_and_statistics() -> None:
     assert not torch.equal(found["fc.weight"], seen[7]["fc.weight"])
 
 
-def test_what_is_frozen_is_its_own_average_to_the_bit() -> None:
+def test_what_is_frozen_is_its_own_average_to_the_bit():
     before = ConvNet().double().conv1.weight.detach()
     assert torch.equal(average(trained())["conv1.weight"], before)
 
 
-def test_training_does_not_notice() -> None:
+def test_training_does_not_notice():
     assert_same(tensors(trained(replace(WITH_EMA, ema_decay=None))), tensors(trained()))
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_in_place_of_the_weights_and_back_to_the_bit(fails: bool) -> None:
+def test_in_place_of_the_weights_and_back_to_the_bit(fails):
     state = trained()
     before, averaged = tensors(state), {k: t.clone() for k, t in average(state).items()}
     assert state.average is not None
@@ -86,7 +86,7 @@ def test_in_place_of_the_weights_and_back_to_the_bit(fails: bool) -> None:
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_saved_in_mid_interval_and_resumed_it_is_the_same_to_the_bit(channels_last: bool) -> None:
+def test_saved_in_mid_interval_and_resumed_it_is_the_same_to_the_bit(channels_last):
     solver = replace(WITH_EMA, channels_last=channels_last, precision=Precision.FP32)
     half = trained(solver, 3)
     capture = Capture(half)

@@ -25,7 +25,7 @@ def pictures(n: int = 5, height: int = 7, width: int = 6, channels: int = 3) -> 
 @pytest.mark.parametrize("order", ChannelOrder)
 @pytest.mark.parametrize("std", [(), (2.5,), STD])
 @pytest.mark.parametrize("mean", [(), (99.5,), MEAN])
-def test_the_formula(channels_last: bool, dtype: torch.dtype, order: ChannelOrder, std: tuple, mean: tuple) -> None:
+def test_the_formula(channels_last, dtype, order, std, mean):
     param = Transform(mean_value=mean, scale=0.5, std_value=std, channel_order=order)
     images = pictures()
     before = images.copy()
@@ -43,9 +43,7 @@ def test_the_formula(channels_last: bool, dtype: torch.dtype, order: ChannelOrde
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("mean", [(), (104.0,), MEAN])
 @pytest.mark.parametrize("scale", [1.0, 0.017])
-def test_without_std_value_the_bits_are_those_of_the_plain_formula(
-    channels_last: bool, mean: tuple, scale: float
-) -> None:
+def test_without_std_value_the_bits_are_those_of_the_plain_formula(channels_last, mean, scale):
     """Each step in 32 bits, one rounding after the other: what snapshots were trained with."""
     images = pictures()
     x = Normalise(Transform(mean_value=mean, scale=scale), 3, CPU, torch.float32, channels_last)(images)
@@ -58,7 +56,7 @@ def test_without_std_value_the_bits_are_those_of_the_plain_formula(
 
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("tensors", [False, True])
-def test_cutout_is_zero_for_the_network_and_the_rest_is_untouched(channels_last: bool, tensors: bool) -> None:
+def test_cutout_is_zero_for_the_network_and_the_rest_is_untouched(channels_last, tensors):
     normalise = Normalise(Transform(mean_value=MEAN, cutout_size=3), 3, CPU, torch.float32, channels_last)
     images = pictures()
     cutout = np.array([[0, 0, 3, 3], [4, 3, 3, 3], [2, 1, 3, 3], [0, 0, 7, 6], [1, 1, 0, 3]], np.int32)
@@ -69,14 +67,14 @@ def test_cutout_is_zero_for_the_network_and_the_rest_is_untouched(channels_last:
     assert torch.equal(x, expected) and bool((x[3] == 0).all()) and bool((x[4] != 0).any())
 
 
-def test_a_gpus_mask_is_what_a_cpu_cuts_out() -> None:
+def test_a_gpus_mask_is_what_a_cpu_cuts_out():
     rng = np.random.default_rng(3)
     cutout = np.stack([rng.integers(0, 8, 40), rng.integers(0, 5, 40), rng.integers(0, 4, 40), np.full(40, 2)], 1)
     masked = torch.ones(40, 3, 11, 7).masked_fill_(inside(torch.from_numpy(cutout), 11, 7), 0)
     assert torch.equal(cut_out(torch.ones(40, 3, 11, 7), cutout), masked)
 
 
-def test_a_gpus_means_are_what_a_cpu_takes_off() -> None:
+def test_a_gpus_means_are_what_a_cpu_takes_off():
     rng = np.random.default_rng(3)
     mean = rng.uniform(0, 255, (11, 13, 3)).astype(np.float32)
     crop = np.stack([rng.integers(0, 6, 20), rng.integers(0, 8, 20), rng.integers(0, 2, 20)], 1)
@@ -88,7 +86,7 @@ def test_a_gpus_means_are_what_a_cpu_takes_off() -> None:
 # -- one ahead. The copying itself needs a GPU: scripts/gpu-check runs it.
 
 
-def test_items_come_in_order_and_one_is_made_ahead_and_an_error_where_it_belongs() -> None:
+def test_items_come_in_order_and_one_is_made_ahead_and_an_error_where_it_belongs():
     made: list[int] = []
     ahead_of_use = threading.Event()
 
@@ -109,7 +107,7 @@ def test_items_come_in_order_and_one_is_made_ahead_and_an_error_where_it_belongs
     assert made == [0, 1, 2, 3, 4]
 
 
-def test_leaving_early_ends_the_thread_and_the_cpu_is_fed_directly() -> None:
+def test_leaving_early_ends_the_thread_and_the_cpu_is_fed_directly():
     with Ahead(iter(range(10))) as ahead:
         next(ahead)
     assert not [t for t in threading.enumerate() if t.name.startswith("feed")]

@@ -18,7 +18,7 @@ solver { base_lr: 1 lr_policy: "fixed" max_iter: 1 } stage { name: "a" solver_pa
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """The last batch that Caffe trained on, then others."""
     stored = np.load(Path(__file__).parents[1] / "golden" / "fashion_9664.npz")
     order = [*range(9600, 9664), *range(100)]
@@ -41,7 +41,7 @@ def evaluated(*words: object) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("what", [["lenet.prototxt"], [".", "--stage", "b"]])
-def test_the_loss_is_caffes(what: list[str], folder: Path) -> None:
+def test_the_loss_is_caffes(what, folder):
     name, *more = what
     (*_, last) = csv.DictReader((RUN / "trace.csv").read_text().splitlines())
     words = [folder / name, *more, "--weights", RUN / "end.caffemodel"]
@@ -53,7 +53,7 @@ def test_the_loss_is_caffes(what: list[str], folder: Path) -> None:
     assert code == 0 and json.loads(output)["evaluations"][0]["images"] == 164, output
 
 
-def test_what_is_refused(folder: Path) -> None:
+def test_what_is_refused(folder):
     (folder / "x.caffemodel").write_bytes((RUN / "end.caffemodel").read_bytes()[:-9])
     (folder / "elsewhere.prototxt").write_text((caffe_nets.GOLDEN / "lenet.prototxt").read_text())
     net, end = folder / "lenet.prototxt", RUN / "end.caffemodel"

@@ -28,17 +28,17 @@ def snapshot(out: Path, model: str = 'name: "resnet18" num_classes: 7', solver: 
 
 
 @pytest.fixture(scope="module")
-def resnet18(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def resnet18(tmp_path_factory):
     return snapshot(tmp_path_factory.mktemp("export") / "out")
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(tmp_path_factory):
     return snapshot(tmp_path_factory.mktemp("export") / "out", TINY, GREY)
 
 
 @pytest.fixture(scope="module")
-def timms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def timms(tmp_path_factory):
     pytest.importorskip("stagerun.models.torchvision")  # without it timm can't be imported beside a CPU build of torch
     pytest.importorskip("timm")
     return snapshot(tmp_path_factory.mktemp("export") / "out", 'name: "timm/test_resnet" num_classes: 4')
@@ -66,9 +66,7 @@ def answers(folder: Path, images: np.ndarray, ema: bool = False) -> torch.Tensor
 
 @pytest.mark.parametrize("rgb", [False, True])
 @pytest.mark.parametrize("ema", [False, True])
-def test_torchvisions_own_network_takes_the_file_and_what_is_printed(
-    resnet18: Path, tmp_path: Path, rgb: bool, ema: bool
-) -> None:
+def test_torchvisions_own_network_takes_the_file_and_what_is_printed(resnet18, tmp_path, rgb, ema):
     """As its user would do it: values of 0..1, the Normalize that was printed, the call that was printed."""
     file = tmp_path / "net.pth"
     said = export(resnet18, "--torch", "--output", file, *["--rgb"] * rgb, *["--ema"] * ema)
@@ -89,7 +87,7 @@ def test_torchvisions_own_network_takes_the_file_and_what_is_printed(
 
 
 @pytest.mark.parametrize("name", ["squeezenet1_1", "shufflenet_v2_x0_5"])
-def test_rgb_swaps_the_inputs_of_the_first_convolution(tmp_path: Path, name: str) -> None:
+def test_rgb_swaps_the_inputs_of_the_first_convolution(tmp_path, name):
     folder = snapshot(tmp_path / "out", f'name: "{name}" num_classes: 4')
     export(folder, "--safetensors", "--rgb", "--output", tmp_path / "net.safetensors")
     net = load_network(open_snapshot(folder), torch.device("cpu"), ema=False).double()
@@ -101,7 +99,7 @@ def test_rgb_swaps_the_inputs_of_the_first_convolution(tmp_path: Path, name: str
         assert not torch.allclose(net(x), before, rtol=1e-8, atol=1e-10)
 
 
-def test_metadata_says_what_the_network_expects(resnet18: Path, tmp_path: Path) -> None:
+def test_metadata_says_what_the_network_expects(resnet18, tmp_path):
     facts = {}
     for name, options in {"bgr": [], "rgb": ["--rgb", "--ema"]}.items():
         export(resnet18, "--safetensors", "--output", tmp_path / name, *options)
@@ -119,9 +117,7 @@ def test_metadata_says_what_the_network_expects(resnet18: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("of, kind", [("resnet18", "torch"), ("tiny", "safetensors"), ("timms", "torch")])
-def test_the_lines_that_are_printed_load_the_file(
-    of: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lines_that_are_printed_load_the_file(of, kind, tmp_path, request, monkeypatch):
     said = export(request.getfixturevalue(of), f"--{kind}", "--output", tmp_path / "net")
     lines = said[said.index("to load it:\n") :].splitlines()[1:]
     monkeypatch.chdir(tmp_path)
@@ -142,7 +138,7 @@ def run_onnx(file: Path, images: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture
-def onnx() -> object:
+def onnx():
     pytest.importorskip("onnxscript")
     return pytest.importorskip("onnx")
 
@@ -160,7 +156,7 @@ def check_onnx(folder: Path, file: Path, side: int, *options: str, rgb: bool = F
     return said
 
 
-def test_an_onnx_graph_takes_bytes_and_normalises_itself(onnx: object, tiny: Path, tmp_path: Path) -> None:
+def test_an_onnx_graph_takes_bytes_and_normalises_itself(onnx, tiny, tmp_path):
     check_onnx(tiny, tmp_path / "net.onnx", 28)
     said = check_onnx(tiny, tmp_path / "other.onnx", 36, "--size", "36")
     assert "before: 36 x 36 cut from the centre" in said and "28" not in said
@@ -168,7 +164,7 @@ def test_an_onnx_graph_takes_bytes_and_normalises_itself(onnx: object, tiny: Pat
 
 @pytest.mark.parametrize("options", [pytest.param([], marks=pytest.mark.slow), ["--rgb"]], ids=["as it is", "rgb"])
 @pytest.mark.parametrize("order", ["BGR", "RGB"])
-def test_an_onnx_graph_divides_by_std_value(onnx: object, tmp_path: Path, order: str, options: list[str]) -> None:
+def test_an_onnx_graph_divides_by_std_value(onnx, tmp_path, order, options):
     """Images in the order that `input` says, whichever the network was trained on."""
     solver = f"channel_order: {order} mean_value: [120, 110, 100] std_value: [60, 50, 40] scale: 2 crop_size: 32"
     folder = snapshot(tmp_path / "out", 'name: "resnet_small" num_classes: 7', f"transform_param {{ {solver} }}")
@@ -177,7 +173,7 @@ def test_an_onnx_graph_divides_by_std_value(onnx: object, tmp_path: Path, order:
     assert f"3], {'RGB' if takes_rgb else 'BGR'}, 0..255" in said
 
 
-def test_an_onnx_file_holds_its_facts_and_nothing_of_this_machine(onnx, tiny: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_an_onnx_file_holds_its_facts_and_nothing_of_this_machine(onnx, tiny, tmp_path):  # type: ignore[no-untyped-def]
     files = [tmp_path / "a.onnx", tmp_path / "b.onnx"]
     for file in files:
         export(tiny, "--onnx", "--output", file)
@@ -207,19 +203,19 @@ def test_an_onnx_file_holds_its_facts_and_nothing_of_this_machine(onnx, tiny: Pa
         (["--torch", "--size", "0"], "--size must be 1 or more", ""),
     ],
 )
-def test_mistakes(tiny: Path, tmp_path: Path, arguments: list[str], message: str, hint: str) -> None:
+def test_mistakes(tiny, tmp_path, arguments, message, hint):
     done = stagerun("export", tiny, *(a.format(tmp=tmp_path) for a in arguments))
     assert done.exit_code == 64 and message in done.stderr and hint in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_snapshot(tiny: Path) -> None:
+def test_what_is_no_snapshot(tiny):
     for argument in (tiny.parents[1], "nowhere"):
         done = stagerun("export", argument, "--torch")
         assert done.exit_code == 64 and "is not a snapshot" in done.stderr and "OUT/snapshots/NAME" in done.stderr
 
 
-def test_a_missing_extra_is_told_before_anything_is_read(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_told_before_anything_is_read(tiny, monkeypatch):
     for name in ("onnx", "onnxscript"):
         monkeypatch.setitem(sys.modules, name, None)
     (tiny.parent / "only-00000009-a0001").mkdir()
@@ -228,7 +224,7 @@ def test_a_missing_extra_is_told_before_anything_is_read(tiny: Path, monkeypatch
     assert "pip install 'stagerun[onnx]'" in done.stderr
 
 
-def test_an_onnx_graph_needs_a_size_that_fits(onnx: object, tiny: Path, tmp_path: Path) -> None:
+def test_an_onnx_graph_needs_a_size_that_fits(onnx, tiny, tmp_path):
     no_crop = snapshot(tmp_path / "out", TINY, "transform_param { scale: 1 }")
     done = stagerun("export", no_crop, "--onnx", "--output", tmp_path / "a")
     assert done.exit_code == 64 and "no crop_size" in done.stderr and "--size N" in done.stderr
@@ -237,7 +233,7 @@ def test_an_onnx_graph_needs_a_size_that_fits(onnx: object, tiny: Path, tmp_path
     assert done.exit_code == 64 and "`squeezenet1_1` takes images of" in done.stderr and "--size" in done.stderr
 
 
-def test_a_file_is_replaced_only_when_asked(tiny: Path, tmp_path: Path) -> None:
+def test_a_file_is_replaced_only_when_asked(tiny, tmp_path):
     file = tmp_path / "net.pth"
     file.write_bytes(b"precious")
     done = stagerun("export", tiny, "--torch", "--output", file)
@@ -248,7 +244,7 @@ def test_a_file_is_replaced_only_when_asked(tiny: Path, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["net.pth"]
 
 
-def test_the_file_is_named_after_the_snapshot(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_named_after_the_snapshot(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     export(tiny.name, "--out", tiny.parents[1], "--torch")
     export(tiny, "--safetensors")

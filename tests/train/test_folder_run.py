@@ -30,7 +30,7 @@ stage { name: "two" solver_param { max_iter: 6 } }
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory):
     folder = tmp_path_factory.mktemp("photos")
     stored = np.load(tiny.STORED)
     for i in range(400):
@@ -57,9 +57,7 @@ def command(folder: Path, *words: object) -> str:
     return done.stdout
 
 
-def test_the_same_bits_as_from_the_lmdb_also_where_import_and_training_were_stopped(
-    photos: Path, tmp_path: Path
-) -> None:
+def test_the_same_bits_as_from_the_lmdb_also_where_import_and_training_were_stopped(photos, tmp_path):
     """The import commits after every 1000 images, and waits for a commit before the next one."""
     photos, stored = shutil.copytree(photos, tmp_path / "photos"), np.load(tiny.STORED)["images"]
     for i in range(400, 2200):
@@ -92,9 +90,7 @@ def test_the_same_bits_as_from_the_lmdb_also_where_import_and_training_were_stop
     assert isinstance(again[-1], RunFinished) and not again[-1].trained
 
 
-def test_an_edit_that_only_the_import_shows_makes_stages_stale_in_the_same_command(
-    photos: Path, tmp_path: Path
-) -> None:
+def test_an_edit_that_only_the_import_shows_makes_stages_stale_in_the_same_command(photos, tmp_path):
     folder, out = shutil.copytree(photos, tmp_path / "p"), tmp_path / "out"
     go(folder, out, stop=lambda seen: len(of(seen, Iterated)) > 4)
     image = next((folder / "train" / "c0").iterdir())
@@ -110,7 +106,7 @@ def test_an_edit_that_only_the_import_shows_makes_stages_stale_in_the_same_comma
     assert len(list((out / "data").iterdir())) == 2, "a run that opens its images leaves of each folder one state"
 
 
-def test_eval_imports_what_is_not_there_any_more(photos: Path, tmp_path: Path) -> None:
+def test_eval_imports_what_is_not_there_any_more(photos, tmp_path):
     folder, out = shutil.copytree(photos, tmp_path / "p"), tmp_path / "out"
     ran = go(folder, out, "one.max_iter=1", "two.max_iter=1")
     (top1,) = (event.top1 for event in ran if isinstance(event, StageFinished) and event.stage == "two")
@@ -130,14 +126,14 @@ def test_eval_imports_what_is_not_there_any_more(photos: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("words", [[], ["--find-lr", "one"], ["--workers", "1,2"]])
-def test_a_rehearsal_says_what_is_wrong_with_a_folder(photos: Path, tmp_path: Path, words: list[str]) -> None:
+def test_a_rehearsal_says_what_is_wrong_with_a_folder(photos, tmp_path, words):
     shutil.copytree(photos, tmp_path / "p")
     (tmp_path / "p" / "train" / "empty").mkdir()
     done = contract.stagerun(["rehearse", "p", *words, "--set", "data.train.images=300"], tmp_path)
     assert done.exit_code == 64 and "no images in the class folder empty" in done.output, done.output
 
 
-def test_pictures_that_cant_be_used_stop_the_run_before_training(photos: Path, tmp_path: Path) -> None:
+def test_pictures_that_cant_be_used_stop_the_run_before_training(photos, tmp_path):
     folder = shutil.copytree(photos, tmp_path / "photos")
     for file in sorted((folder / "train").rglob("*.bmp"))[:2]:
         file.write_bytes(b"")

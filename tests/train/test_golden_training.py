@@ -28,7 +28,7 @@ NUMBER = re.compile(r"(?<=: )(\d+\.\d+(e-\d+)?|\d+e-\d+)")
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     write_fashion(folder, 9600, 100)
     return folder
@@ -48,7 +48,7 @@ def imported(folder: Path, data: Path, net: str, readme: str, **files: Path) -> 
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LATER else n for n in RUNS])
-def test_same_loss_and_weights_as_caffe(name: str, data: Path, tmp_path: Path) -> None:
+def test_same_loss_and_weights_as_caffe(name, data, tmp_path):
     """What came of Caffe's folder with the run's files, unedited, is trained with float32's numbers and the rates that Caffe logged."""
     option, start = RUNS[name]
     files = {"solver.prototxt": GOLDEN / name / "solver.prototxt", start.name: start}

@@ -65,9 +65,7 @@ def scores(folder: Path, weight: np.ndarray, bias: np.ndarray, normalization: No
     ("normalization", "workers"),
     [(Normalization.VALID, 1), (Normalization.VALID, 2), (Normalization.FULL, 1), (Normalization.BATCH_SIZE, 1)],
 )
-def test_what_is_ignored_counts_for_nothing_in_weights_and_scores(
-    normalization: Normalization, workers: int, tmp_path: Path
-) -> None:
+def test_what_is_ignored_counts_for_nothing_in_weights_and_scores(normalization, workers, tmp_path):
     folder = written(tmp_path / "s", loss=f"{IGNORE} normalization: {normalization.value}")
     lives(folder, tmp_path / "out", workers, "determinism=ELASTIC")
     (snapshot,) = (tmp_path / "out" / "snapshots").glob("main-*")
@@ -96,17 +94,17 @@ def test_what_is_ignored_counts_for_nothing_in_weights_and_scores(
         ({"labels": [-1, *LABELS[1:]]}, "the label is -1, below 0, or the Datum has several labels, or none"),
     ],
 )
-def test_any_other_label_is_a_mistake(texts: dict, found: str, tmp_path: Path) -> None:
+def test_any_other_label_is_a_mistake(texts, found, tmp_path):
     with pytest.raises(DataError, match=found):
         preflight(load(written(tmp_path / "s", **texts)))
 
 
-def test_minus_one_may_be_ignored(tmp_path: Path) -> None:
+def test_minus_one_may_be_ignored(tmp_path):
     labels = [-1 if label == IGNORED else label for label in LABELS]
     preflight(load(written(tmp_path / "s", "ignore_label: -1", "ignore_label: -1", labels=labels)))
 
 
-def test_an_ignored_image_is_of_no_class_that_is_drawn(tmp_path: Path) -> None:
+def test_an_ignored_image_is_of_no_class_that_is_drawn(tmp_path):
     folder = written(tmp_path / "s", more="sampling: BALANCED")
     (folder / "schedule.prototxt").write_text("data { shuffle: true }" + (folder / "schedule.prototxt").read_text())
     assert stagerun(["data", "index", "images"], folder).exit_code == 0
@@ -115,7 +113,7 @@ def test_an_ignored_image_is_of_no_class_that_is_drawn(tmp_path: Path) -> None:
     assert sorted(set(drawn.labels.tolist())) == list(range(CLASSES))
 
 
-def test_what_one_stage_ignores_another_refuses_in_memory_too() -> None:
+def test_what_one_stage_ignores_another_refuses_in_memory_too():
     pixels = np.zeros((4, SIDE, SIDE), np.uint8)
     values = [
         caffe_pb2.Datum(channels=1, height=SIDE, width=SIDE, data=one.tobytes(), label=label).SerializeToString()

@@ -57,14 +57,14 @@ FFCV = [
 
 
 @pytest.mark.parametrize("length, start, end, between", FFCV)
-def test_the_ramps_of_ffcv(length: int, start: int, end: int, between: list[int]) -> None:
+def test_the_ramps_of_ffcv(length, start, end, between):
     ramp = CropSizeRamp(start_size=160, start_epoch=start, end_epoch=end)
     of_ffcv = [round(np.interp(e, [start, end], [160, 192]) / 32) * 32 for e in range(length)]
     assert [ramped(ramp, 192, e) for e in range(length)] == of_ffcv
     assert of_ffcv[start : end + 1] == between
 
 
-def test_the_ends_are_exact_and_nothing_lies_beyond_them() -> None:
+def test_the_ends_are_exact_and_nothing_lies_beyond_them():
     ramp = CropSizeRamp(start_size=150, start_epoch=0.5, end_epoch=4.5)
     assert [ramped(ramp, 250, e) for e in range(6)] == [150, 160, 192, 224, 224, 250]
     down = CropSizeRamp(start_size=250, start_epoch=0.5, end_epoch=4.5)
@@ -73,7 +73,7 @@ def test_the_ends_are_exact_and_nothing_lies_beyond_them() -> None:
     assert [ramped(coarse, 120, e) for e in range(5)] == [100, 100, 100, 100, 120]
 
 
-def test_it_moves_with_the_first_update_that_begins_in_an_epoch() -> None:
+def test_it_moves_with_the_first_update_that_begins_in_an_epoch():
     assert [crop_size(SOLVER, i) for i in range(12)] == SIDES
     assert crop_size(replace(SOLVER, transform=Transform(crop_size=9)), 5) == 9
     assert crop_size(replace(SOLVER, transform=Transform()), 5) is None
@@ -81,7 +81,7 @@ def test_it_moves_with_the_first_update_that_begins_in_an_epoch() -> None:
         crop_size(replace(SOLVER, epoch_iter=None), 0)
 
 
-def test_epochs_are_counted_exactly() -> None:
+def test_epochs_are_counted_exactly():
     """In doubles 1281167 / (1281167 / 300) is just below 300."""
     for images in (1281167, 50000, 9_007_199_254_740_991 // 10**6, 3):
         for batch in (1, 3, 300, 4096, 24576):
@@ -132,7 +132,7 @@ def same(one: Batch, two: Batch) -> None:
 
 @pytest.mark.parametrize("records", [RAW, CODED], ids=["raw", "jpeg"])
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_pixels_are_those_of_a_transform_of_that_size(name: str, records: ListRecords) -> None:
+def test_pixels_are_those_of_a_transform_of_that_size(name, records):
     """In a stage that begins at position 1000, in the middle of an epoch of the data."""
     solver = replace(SOLVER, transform=replace(SOLVER.transform, **TRANSFORMS[name]))  # type: ignore[arg-type]
     fixed = {
@@ -148,7 +148,7 @@ def test_pixels_are_those_of_a_transform_of_that_size(name: str, records: ListRe
             same(batch, fixed[side].batch(position, 4))
 
 
-def test_threads_memory_and_the_place_where_it_goes_on_change_nothing() -> None:
+def test_threads_memory_and_the_place_where_it_goes_on_change_nothing():
     alone = growing(1000)
     straight = [alone.batch(*request) for request in asked(1000)]
     kept = Decoded(IMAGES, HEIGHT, WIDTH, 3)
@@ -161,7 +161,7 @@ def test_threads_memory_and_the_place_where_it_goes_on_change_nothing() -> None:
     assert all(kept.has(i) for i in range(IMAGES)), "each was decoded once, whatever the sizes"
 
 
-def test_images_too_small_for_the_largest_size_are_found_before_the_run() -> None:
+def test_images_too_small_for_the_largest_size_are_found_before_the_run():
     little = ListRecords([raw(np.zeros((HEIGHT, WIDTH, 3), np.uint8))] * IMAGES)
     param = replace(SOLVER.transform, crop_size=48)
     with pytest.raises(DataError, match="too small for crop_size: 48"):

@@ -30,7 +30,7 @@ def _ids(out: Path) -> dict[str, str]:
     return found
 
 
-def test_a_run_that_was_closed_in_between_ends_as_one_that_was_not(finished: Path, tmp_path: Path) -> None:
+def test_a_run_that_was_closed_in_between_ends_as_one_that_was_not(finished, tmp_path):
     schedule = stagerun.load(finished / "schedule")
     with stagerun.run(schedule, tmp_path / "out", threads=1) as run:
         for event in run:
@@ -46,7 +46,7 @@ def test_a_run_that_was_closed_in_between_ends_as_one_that_was_not(finished: Pat
     assert [type(e) for e in stagerun.run(schedule, tmp_path / "out")][-1] is RunFinished  # nothing left to do
 
 
-def test_the_process_is_as_it_was(finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_process_is_as_it_was(finished, tmp_path, capfd):
     def settings() -> list[Any]:
         handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)]
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -68,7 +68,7 @@ def test_the_process_is_as_it_was(finished: Path, tmp_path: Path, capfd: pytest.
         torch.set_num_threads(1)
 
 
-def test_an_interrupt_saves(finished: Path, tmp_path: Path) -> None:
+def test_an_interrupt_saves(finished, tmp_path):
     """Between two iterations or in the midst of one: it comes where Python waits for the next event."""
     run = stagerun.run(finished / "schedule", tmp_path / "out", overrides=ENDLESS, threads=1)
     assert next(event for event in run if isinstance(event, Iterated))
@@ -84,7 +84,7 @@ def test_an_interrupt_saves(finished: Path, tmp_path: Path) -> None:
     assert planned.state is State.RESUME and planned.iter >= done
 
 
-def test_a_run_that_no_one_holds_is_saved_and_lets_go_of_the_folder(finished: Path, tmp_path: Path) -> None:
+def test_a_run_that_no_one_holds_is_saved_and_lets_go_of_the_folder(finished, tmp_path):
     for event in stagerun.run(finished / "schedule", tmp_path / "out", overrides=ENDLESS, threads=1):
         if isinstance(event, Iterated) and event.iter == 3:
             break
@@ -100,7 +100,7 @@ def test_a_run_that_no_one_holds_is_saved_and_lets_go_of_the_folder(finished: Pa
     second.close()
 
 
-def test_nothing_is_trained_ahead(finished: Path, tmp_path: Path) -> None:
+def test_nothing_is_trained_ahead(finished, tmp_path):
     with stagerun.run(finished / "schedule", tmp_path / "out", threads=1) as run:
         assert not (tmp_path / "out").exists()
         assert next(event for event in run if isinstance(event, Iterated)).iter == 1
@@ -109,7 +109,7 @@ def test_nothing_is_trained_ahead(finished: Path, tmp_path: Path) -> None:
         assert [e["iter"] for e in events if e["event"] == "Iterated"] == [1]
 
 
-def test_errors_are_those_of_the_command(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_those_of_the_command(finished, tmp_path, monkeypatch):
     with pytest.raises(RecipeError, match="did you mean `base_lr`"):
         stagerun.run(finished / "schedule", tmp_path / "out", overrides=["init.base_rl=1"])
     run = stagerun.run(finished / "schedule", tmp_path / "out", overrides="data.train.source=/nowhere")
@@ -125,7 +125,7 @@ def test_errors_are_those_of_the_command(finished: Path, tmp_path: Path, monkeyp
         stagerun.run(finished / "schedule", tmp_path / "out")
 
 
-def test_a_snapshot_has_its_network(finished: Path, tmp_path: Path) -> None:
+def test_a_snapshot_has_its_network(finished, tmp_path):
     written = [
         event
         for event in stagerun.run(finished / "schedule", tmp_path / "out", until="init", threads=1)
@@ -150,7 +150,7 @@ def test_a_snapshot_has_its_network(finished: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [{"until": ["init"]}, {"until": 3}, {"redo": 3}, {"only": [3]}])
-def test_what_is_not_a_name_is_refused(finished: Path, tmp_path: Path, words: dict[str, Any]) -> None:
+def test_what_is_not_a_name_is_refused(finished, tmp_path, words):
     for call in (stagerun.run, stagerun.plan):
         with pytest.raises(UsageError, match=r"one stage's name is wanted|neither a text nor several"):
             call(finished / "schedule", tmp_path / "out", **words)

@@ -17,7 +17,7 @@ UNLIKE = ListRecords([png(i, 20 + i % 2) for i in range(50)], "/data/unlike")
 MANY = 1 << 33  # workers of a node: the share of each is a few bytes
 
 
-def test_small_sets_stay_in_memory_by_themselves() -> None:
+def test_small_sets_stay_in_memory_by_themselves():
     made = make_memory(ALIKE, 3, Cache.AUTO)
     assert made is not None and made.images.shape == (50, 20, 30, 3)
     assert make_memory(ALIKE, 3, Cache.AUTO, sharers=MANY) is None
@@ -26,7 +26,7 @@ def test_small_sets_stay_in_memory_by_themselves() -> None:
     assert make_memory(ALIKE, 3, Cache.DEVICE) is not None  # of a CPU that is memory
 
 
-def test_what_was_asked_for_and_cannot_be_is_said() -> None:
+def test_what_was_asked_for_and_cannot_be_is_said():
     assert make_memory(ALIKE, 3, Cache.MEMORY) is not None
     with pytest.raises(DataError, match=r"/data/alike: decoded it takes 90.0 kB .* are free"):
         make_memory(ALIKE, 3, Cache.MEMORY, sharers=MANY)
@@ -45,7 +45,7 @@ class Counting(ListRecords):
         return super().read(i, room)  # type: ignore[arg-type]
 
 
-def test_each_record_is_read_and_decoded_once() -> None:
+def test_each_record_is_read_and_decoded_once():
     source = Counting([png(i) for i in range(50)])
     kept = Decoded(50, 20, 30, 3)
     one = Loader(

@@ -1,7 +1,5 @@
 """Rectangular validation: sorted by shape, cropped batch by batch, the same however the batches are shared."""
 
-from pathlib import Path
-
 import cv2
 import made_schedules
 import numpy as np
@@ -30,7 +28,7 @@ PARAM = Transform(
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> LmdbSource:
+def source(tmp_path):
     def datum(i: int, height: int, width: int) -> bytes:
         image = cv2.resize(np.random.default_rng(i).integers(0, 256, (5, 7, 3), np.uint8), (width, height))
         return stored(cv2.imencode(".png", image)[1].tobytes(), i)
@@ -56,7 +54,7 @@ def make(source: LmdbSource, batch_size: int = 4) -> RectangularLoader:
     return RectangularLoader(source, PARAM, batch_size=batch_size, channels=3, num_classes=10)
 
 
-def test_every_image_comes_once_from_the_tallest_to_the_widest(source: LmdbSource) -> None:
+def test_every_image_comes_once_from_the_tallest_to_the_widest(source):
     loader = make(source)
     batches = list(loader.stream([(0, 4), (4, 4), (8, 2)]))
     labels = np.concatenate([batch.labels for batch in batches]).tolist()
@@ -68,7 +66,7 @@ def test_every_image_comes_once_from_the_tallest_to_the_widest(source: LmdbSourc
     assert shapes[0][0] > shapes[0][1] and shapes[2][1] > shapes[2][0]
 
 
-def test_a_batch_is_the_same_whoever_asks_and_when(source: LmdbSource) -> None:
+def test_a_batch_is_the_same_whoever_asks_and_when(source):
     whole = make(source)
     for position, count in ((4, 4), (8, 2)):
         assert np.array_equal(make(source).batch(position, count).images, whole.batch(position, count).images)
@@ -79,7 +77,7 @@ def test_a_batch_is_the_same_whoever_asks_and_when(source: LmdbSource) -> None:
         whole.batch(2, 4)
 
 
-def test_some_of_the_batches_are_evenly_spread() -> None:
+def test_some_of_the_batches_are_evenly_spread():
     assert [evenly(10, n) for n in (1, 2, 3)] == [[5], [2, 7], [1, 5, 8]]
     for of in range(1, 30):
         for n in range(1, of + 1):
@@ -89,7 +87,7 @@ def test_some_of_the_batches_are_evenly_spread() -> None:
     assert evenly(7, 7) == list(range(7))
 
 
-def test_pixels_are_the_centre_of_the_resized_image(source: LmdbSource) -> None:
+def test_pixels_are_the_centre_of_the_resized_image(source):
     batch = make(source, 1).batch(6, 1)  # record 0: 60 x 90, alone in its batch
     picture = cv2.imdecode(np.frombuffer(Datum.FromString(source.get(0)[1]).data, np.uint8), cv2.IMREAD_COLOR)
     resized = cv2.resize(picture, (60, 40), interpolation=cv2.INTER_LINEAR)
@@ -97,13 +95,13 @@ def test_pixels_are_the_centre_of_the_resized_image(source: LmdbSource) -> None:
     assert np.array_equal(batch.images[0], resized[4:36, 6:54])
 
 
-def test_an_image_that_is_less_elongated_than_the_mean_has_black_beside_it() -> None:
+def test_an_image_that_is_less_elongated_than_the_mean_has_black_beside_it():
     image, out = np.full((4, 6, 1), 9, np.uint8), np.full((2, 10, 1), 7, np.uint8)
     centre(image, out)
     assert out[:, :, 0].tolist() == [[0, 0, 9, 9, 9, 9, 9, 9, 0, 0]] * 2
 
 
-def test_sizes_are_needed_and_looked_at(source: LmdbSource) -> None:
+def test_sizes_are_needed_and_looked_at(source):
     make(source).preflight()
     source.index = index([(0, 0), *SIZES[1:]])
     with pytest.raises(DataError, match="1 record can't be used, says the side file"):
@@ -114,7 +112,7 @@ def test_sizes_are_needed_and_looked_at(source: LmdbSource) -> None:
     assert "stagerun data index" in error.value.hint
 
 
-def test_other_evaluations_begin_at_the_first_image() -> None:
+def test_other_evaluations_begin_at_the_first_image():
     assert images.evaluated(stage_of(Transform()), 7, 3) == [0, 1, 2]
     assert images.evaluated(stage_of(PARAM), 7, 3) == [1, 3, 5]
     for param in (Transform(), PARAM):

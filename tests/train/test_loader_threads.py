@@ -1,7 +1,6 @@
 """loader: the same batches for any number of workers and threads, any way of decoding, from any position; memory reused safely."""
 
 import time
-from pathlib import Path
 from typing import Any
 
 import cv2
@@ -47,7 +46,7 @@ def encoded(i: int) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> LmdbSource:
+def photos(tmp_path_factory):
     path = str(tmp_path_factory.mktemp("photos") / "lmdb")
     write_lmdb(path, (stored(encoded(i), i % 10) for i in range(IMAGES)))
     return LmdbSource(path, IMAGES)
@@ -70,7 +69,7 @@ def joined(batches: list[Batch]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_workers_threads_ways_of_decoding_and_resumes_never_change_a_batch(photos: LmdbSource, tier: str) -> None:
+def test_workers_threads_ways_of_decoding_and_resumes_never_change_a_batch(photos, tier):
     device_batch, batches = 12, 12
     reference = [make(photos, "opencv").batch(n * device_batch, device_batch) for n in range(batches)]
     assert reference[0].cutout is not None
@@ -86,7 +85,7 @@ def test_workers_threads_ways_of_decoding_and_resumes_never_change_a_batch(photo
         assert np.array_equal(found.images, whole[position : position + 8])
 
 
-def test_memory_never_changes_a_batch(photos: LmdbSource) -> None:
+def test_memory_never_changes_a_batch(photos):
     param = Transform(pad=4, crop_size=40, mirror=True)
     memory = Decoded(IMAGES, 50, 60, 3)  # the size of some of them: the others are decoded each time
     plain, kept = make(photos, param=param), make(photos, param=param, threads=2, memory=memory)
@@ -111,7 +110,7 @@ WAYS_TO_HOLD = {
 }
 
 
-def test_memory_is_used_again_when_nobody_can_see_it_any_more_and_not_before(photos: LmdbSource) -> None:
+def test_memory_is_used_again_when_nobody_can_see_it_any_more_and_not_before(photos):
     held: list[tuple[str, object, np.ndarray]] = []
     with make(photos, threads=2).stream((n * 8, 8) for n in range(4 * len(WAYS_TO_HOLD))) as stream:
         for batch, (way, hold) in zip(stream, list(WAYS_TO_HOLD.items()) * 4, strict=True):
@@ -134,7 +133,7 @@ class Late(ListRecords):
         return super().read(i, *room)  # type: ignore[arg-type]
 
 
-def test_the_error_of_the_first_image_is_the_one_that_is_raised() -> None:
+def test_the_error_of_the_first_image_is_the_one_that_is_raised():
     values = [stored(encoded(i), 1) for i in range(160)]
     for bad in (32, 40, 56, 64, 104):
         values[bad] = b""
@@ -148,7 +147,7 @@ def test_the_error_of_the_first_image_is_the_one_that_is_raised() -> None:
 
 
 @pytest.mark.process
-def test_an_lmdb_read_after_a_fork_gives_the_same(photos: LmdbSource, tmp_path: Path) -> None:
+def test_an_lmdb_read_after_a_fork_gives_the_same(photos, tmp_path):
     import os
 
     values = [photos.get(i)[1] for i in range(IMAGES)]

@@ -57,9 +57,7 @@ def tensor(x: Numbers) -> Tensor:
 
 
 @given(cases(), st.sampled_from(list(Normalization)), st.booleans())
-def test_binary_is_caffes_sum_over_images_or_the_mean_over_all_outputs(
-    case: tuple, how: Normalization, several: bool
-) -> None:
+def test_binary_is_caffes_sum_over_images_or_the_mean_over_all_outputs(case, how, several):
     """Of one label of an image, or of several."""
     z, _, labels, smoothing, mixed = case
     labels = np.random.default_rng(labels[0]).integers(0, 2, z.shape).astype(np.uint8) if several else labels
@@ -71,7 +69,7 @@ def test_binary_is_caffes_sum_over_images_or_the_mean_over_all_outputs(
 
 
 @given(cases(), st.sampled_from([1.0, 4.0, 20.0]), st.sampled_from([0.0, 0.5, 1.0]))
-def test_distill_is_hintons_sum_of_two_losses(case: tuple, temperature: float, weight: float) -> None:
+def test_distill_is_hintons_sum_of_two_losses(case, temperature, weight):
     z, taught, labels, smoothing, mixed = case
     t = wanted_outputs(labels, z.shape[1], smoothing, mixed)
     hard = -(t * np.log(softmax(z))).sum(1).mean()
@@ -83,7 +81,7 @@ def test_distill_is_hintons_sum_of_two_losses(case: tuple, temperature: float, w
     np.testing.assert_allclose(found.item(), expected, rtol=1e-6, atol=1e-12)
 
 
-def test_a_teacher_gets_no_gradient_and_the_gradient_of_a_perfect_student_is_none() -> None:
+def test_a_teacher_gets_no_gradient_and_the_gradient_of_a_perfect_student_is_none():
     teacher = nn.Flatten()
     images = torch.randn(
         3, 1, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True
@@ -93,7 +91,7 @@ def test_a_teacher_gets_no_gradient_and_the_gradient_of_a_perfect_student_is_non
     assert images.grad is None and z.grad is not None and z.grad.abs().max() < 1e-15
 
 
-def test_an_evaluation_has_the_loss_without_smoothing_and_without_a_teacher() -> None:
+def test_an_evaluation_has_the_loss_without_smoothing_and_without_a_teacher():
     z, labels = torch.tensor([[1.0, -2.0], [0.5, 0.5]]), torch.tensor([0, 1])
     smooth = replace(SOLVER, label_smoothing=0.5)
     cross = nn.functional.cross_entropy(z, labels, reduction="none")

@@ -53,7 +53,7 @@ def caffes(image: np.ndarray, mean: np.ndarray, top: int, left: int, mirror: boo
 
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_each_pixel_has_the_mean_of_its_place(train: bool, channels_last: bool, tmp_path: Path) -> None:
+def test_each_pixel_has_the_mean_of_its_place(train, channels_last, tmp_path):
     mean = made(tmp_path)
     path = str(tmp_path / "mean.binaryproto")
     param = Transform(mean_file="mean.binaryproto", mean_path=path, crop_size=SIDE, mirror=train, scale=0.5)
@@ -70,7 +70,7 @@ def test_each_pixel_has_the_mean_of_its_place(train: bool, channels_last: bool, 
         np.testing.assert_allclose(one, expected, atol=1e-12)
 
 
-def test_channels_turn_with_the_pixels(tmp_path: Path) -> None:
+def test_channels_turn_with_the_pixels(tmp_path):
     mean = made(tmp_path).transpose(1, 2, 0)
     param = Transform(mean_file="m", mean_path=str(tmp_path / "mean.binaryproto"))
     turned = Transform(mean_file="m", mean_path=param.mean_path, channel_order=ChannelOrder.RGB)
@@ -79,7 +79,7 @@ def test_channels_turn_with_the_pixels(tmp_path: Path) -> None:
     assert torch.equal(bgr.flip(1), rgb)
 
 
-def test_a_run_and_another_mean(tmp_path: Path) -> None:
+def test_a_run_and_another_mean(tmp_path):
     made(tmp_path)
     identity = looked_at(load(tmp_path), tmp_path / "out").stages[0].identity
     ended = stagerun(["run", ".", "--out", "out", "--nproc", 1, "--threads", 1], tmp_path)
@@ -106,7 +106,7 @@ def test_a_run_and_another_mean(tmp_path: Path) -> None:
         (-1, "", "no such file"),
     ],
 )
-def test_one_that_does_not_fit(height: int, more: str, said: str, tmp_path: Path) -> None:
+def test_one_that_does_not_fit(height, more, said, tmp_path):
     made(tmp_path, max(height, 0), more)
     if height < 0:
         (tmp_path / "mean.binaryproto").unlink()

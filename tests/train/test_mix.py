@@ -25,7 +25,7 @@ FROZEN_CUTMIX = (0.849609375, [1, 3, 5, 4, 2, 0], Box(0, 0, 11, 14))
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.2, 0.8, 1.0, 2.5, 40.0])
-def test_the_share_is_of_the_beta_distribution(alpha: float) -> None:
+def test_the_share_is_of_the_beta_distribution(alpha):
     count = 2500
     found = np.sort(shares(alpha, count))
     assert found[0] >= 0 and found[-1] <= 1
@@ -41,7 +41,7 @@ def test_the_share_is_of_the_beta_distribution(alpha: float) -> None:
     assert np.abs(below[0] - below[1])[inner].max() < 1.95 * math.sqrt((1 + 0.1) / count)
 
 
-def test_one_of_the_two_evenly_where_both_are_set() -> None:
+def test_one_of_the_two_evenly_where_both_are_set():
     drawn = [mixing.Mixing(1, 0.2, 1.0).draw(4 * i, 4, 32, 32) for i in range(2000)]
     boxes = sum(m is not None and m.box is not None for m in drawn)
     assert abs(boxes - 1000) < 5 * math.sqrt(500)
@@ -52,7 +52,7 @@ def test_one_of_the_two_evenly_where_both_are_set() -> None:
     assert mixing.Mixing(1, 0.0, 0.0).draw(0, 4, 32, 32) is None
 
 
-def test_what_was_drawn_stays_so() -> None:
+def test_what_was_drawn_stays_so():
     """Part of what a snapshot means: these values are for ever."""
     mixup, cutmix = mixing.Mixing(1, 0.2, 0.0).draw(512, 6, 32, 32), mixing.Mixing(1, 0.0, 1.0).draw(512, 6, 32, 32)
     assert mixup is not None and cutmix is not None
@@ -60,7 +60,7 @@ def test_what_was_drawn_stays_so() -> None:
     assert (cutmix.share, cutmix.partners.tolist(), cutmix.box) == FROZEN_CUTMIX
 
 
-def test_rectangles_are_those_of_the_paper() -> None:
+def test_rectangles_are_those_of_the_paper():
     """Half the sides of an image of 32 x 64 for a share of 3/4; at the edge what lies outside is cut off."""
     assert mixing.rectangle(0.75, 0.5, 0.5, 32, 64) == Box(8, 16, 24, 48)
     assert mixing.rectangle(0.75, 0.0, 0.999, 32, 64) == Box(0, 47, 8, 64)
@@ -68,7 +68,7 @@ def test_rectangles_are_those_of_the_paper() -> None:
     assert mixing.rectangle(0.0, 0.5, 0.5, 32, 64) == Box(0, 0, 32, 64)
 
 
-def test_the_share_of_cutmix_is_the_area_that_is_left() -> None:
+def test_the_share_of_cutmix_is_the_area_that_is_left():
     areas = []
     for position in range(300):
         drawn = mixing.Mixing(2, 0.0, 1.0).draw(position, 2, 20, 30)
@@ -90,7 +90,7 @@ def mixed(share: float, partners: list[int], box: Box | None = None) -> Mixed:
 
 
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_images_are_laid_over_each_other(layout: torch.memory_format) -> None:
+def test_images_are_laid_over_each_other(layout):
     x = torch.randn(4, 3, 5, 6).to(memory_format=layout)
     before = x.clone()
     mixing.blend(x, mixed(0.25, [2, 0, 3, 1]))
@@ -99,7 +99,7 @@ def test_images_are_laid_over_each_other(layout: torch.memory_format) -> None:
 
 
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_a_rectangle_of_the_partner_shows(layout: torch.memory_format) -> None:
+def test_a_rectangle_of_the_partner_shows(layout):
     x = torch.randn(4, 3, 5, 6).to(memory_format=layout)
     expected, partners = x.clone(), [1, 0, 3, 2]
     expected[:, :, 1:4, 2:5] = x[partners][:, :, 1:4, 2:5]
@@ -109,7 +109,7 @@ def test_a_rectangle_of_the_partner_shows(layout: torch.memory_format) -> None:
     assert torch.equal(x, expected), "an empty rectangle changes nothing"
 
 
-def test_the_loss_is_that_of_mixed_and_smoothed_labels() -> None:
+def test_the_loss_is_that_of_mixed_and_smoothed_labels():
     torch.manual_seed(1)
     logits, labels = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 3, 1, 1, 2])
     partners, share, smoothing = [1, 2, 3, 4, 0], 0.3, 0.1
@@ -124,7 +124,7 @@ def test_the_loss_is_that_of_mixed_and_smoothed_labels() -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_class_weights_are_a_factor_on_each_images_loss(smoothing: float) -> None:
+def test_class_weights_are_a_factor_on_each_images_loss(smoothing):
     logits, labels = torch.randn(6, 4, dtype=torch.float64), torch.tensor([0, 1, 1, 3, 2, 0])
     weight = torch.tensor([0.5, 2.0, 0.0, 3.0], dtype=torch.float64)
     each = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")

@@ -28,7 +28,7 @@ def test_resnet_small_has_the_312_thousand_parameters_of_its_description():
 
 
 @pytest.fixture(scope="module")
-def intel_caffe() -> nn.Module:
+def intel_caffe():
     torch.manual_seed(1)
     return build(Model(name="resnet50_intel_caffe", num_classes=1000, moving_average_fraction=0.95))
 

@@ -70,7 +70,7 @@ LOGITS = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", LOGITS)
-def test_what_they_compute_is_what_the_published_files_say(name: str) -> None:
+def test_what_they_compute_is_what_the_published_files_say(name):
     classes, side, _ = PUBLISHED.get(name, (10, 8, 0))
     net = build(Model(name=name, num_classes=classes)).double()
     for p in net.parameters():
@@ -88,7 +88,7 @@ def test_what_they_compute_is_what_the_published_files_say(name: str) -> None:
     ("name", "exact", "published"),
     [("wrn_40_4", 8_949_210, 8.9), ("wrn_16_8", 10_961_370, 11.0), ("wrn_28_10", 36_479_194, 36.5)],
 )
-def test_parameters_and_depth_are_the_papers(name: str, exact: int, published: float) -> None:
+def test_parameters_and_depth_are_the_papers(name, exact, published):
     with on_meta():
         net = build(Model(name=name, num_classes=10))
     assert sum(p.numel() for p in net.parameters()) == exact and round(exact / 1e6, 1) == published
@@ -97,7 +97,7 @@ def test_parameters_and_depth_are_the_papers(name: str, exact: int, published: f
     assert {(m.moving_average_fraction, m.eps) for m in net.modules() if isinstance(m, BatchNorm2d)} == {(0.9, 1e-5)}
 
 
-def test_it_starts_as_the_authors_code_does_and_every_parameter_learns() -> None:
+def test_it_starts_as_the_authors_code_does_and_every_parameter_learns():
     torch.manual_seed(1)
     net = build(Model(name="wrn_16_8", num_classes=10))
     for conv in (m for m in net.modules() if isinstance(m, nn.Conv2d)):

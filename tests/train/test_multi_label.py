@@ -43,7 +43,7 @@ def plainly(scores: np.ndarray, positive: np.ndarray) -> float:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 30), st.sampled_from([2, 5, 1000]))
-def test_average_precision_is_the_definition_with_ties(seed: int, images: int, values: int) -> None:
+def test_average_precision_is_the_definition_with_ties(seed, images, values):
     rng = np.random.default_rng(seed)
     scores, positive = rng.integers(0, values, images) / 7 - 1, rng.integers(0, 2, images)
     found = average_precision(torch.from_numpy(scores), torch.from_numpy(positive))
@@ -80,14 +80,14 @@ def several(folder: Path, data: Path, stage: str = STAGE, head: str = "") -> Pat
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     base = tmp_path_factory.mktemp("several")
     tiny.make_data(base / "data")
     several(base / "schedule", base / "data", head="determinism: ELASTIC\n")
     return base
 
 
-def test_a_run_learns_them_resumes_and_evaluates(base: Path, tmp_path: Path) -> None:
+def test_a_run_learns_them_resumes_and_evaluates(base, tmp_path):
     events = go(base / "schedule", tmp_path / "out")
     (finished,) = of(events, StageFinished)
     aps = [ap for ap in finished.class_ap if ap is not None]
@@ -103,7 +103,7 @@ def test_a_run_learns_them_resumes_and_evaluates(base: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_two_and_three_workers_have_the_same_bits_and_the_same_precision(base: Path, tmp_path: Path) -> None:
+def test_two_and_three_workers_have_the_same_bits_and_the_same_precision(base, tmp_path):
     """Of labels in a file, and of labels in the records, of which each worker reads a part."""
     (alone,) = of(go(base / "schedule", tmp_path / "out"), StageFinished)
     made = in_records(tmp_path / "records", base / "data", lambda i: [float(n) for n in labels_of(i)])
@@ -115,7 +115,7 @@ def test_two_and_three_workers_have_the_same_bits_and_the_same_precision(base: P
         assert (found.class_ap, found.mean_ap) == (alone.class_ap, alone.mean_ap)
 
 
-def test_the_files_content_is_part_of_what_was_trained(base: Path, tmp_path: Path) -> None:
+def test_the_files_content_is_part_of_what_was_trained(base, tmp_path):
     folder, out = several(tmp_path / "s", base / "data"), tmp_path / "out"
     go(folder, out)
     (folder / "train.txt").rename(folder / "other.txt")
@@ -130,9 +130,7 @@ def test_the_files_content_is_part_of_what_was_trained(base: Path, tmp_path: Pat
         go(folder, out)
 
 
-def test_early_stop_goes_by_the_mean_average_precision_and_so_do_the_labels_of_what_was_trained(
-    base: Path, tmp_path: Path
-) -> None:
+def test_early_stop_goes_by_the_mean_average_precision_and_so_do_the_labels_of_what_was_trained(base, tmp_path):
     stage = STAGE.replace("max_iter: 6", "max_iter: 30 early_stop { metric: MAP patience_iter: 3 min_delta: 100 }")
     folder, out = several(tmp_path / "s", base / "data", stage), tmp_path / "out"
     (finished,) = of(go(folder, out), StageFinished)
@@ -142,7 +140,7 @@ def test_early_stop_goes_by_the_mean_average_precision_and_so_do_the_labels_of_w
         go(folder, out)
 
 
-def test_mistakes_in_the_file_are_shown_with_their_lines(base: Path, tmp_path: Path) -> None:
+def test_mistakes_in_the_file_are_shown_with_their_lines(base, tmp_path):
     folder = several(tmp_path / "s", base / "data", STAGE.replace("loss { type: BINARY }", ""))
     (folder / "train.txt").write_text("00000000 1 x\n00000001 10\n00000000 2\n")
     (folder / "val.txt").unlink()
@@ -159,7 +157,7 @@ def test_mistakes_in_the_file_are_shown_with_their_lines(base: Path, tmp_path: P
         assert text in said, said
 
 
-def test_a_record_that_the_file_does_not_name_is_told(base: Path, tmp_path: Path) -> None:
+def test_a_record_that_the_file_does_not_name_is_told(base, tmp_path):
     folder = several(tmp_path / "s", base / "data")
     (folder / "train.txt").write_text("00000003 1\n")
     with pytest.raises(DataError, match=r"says nothing of 599 records .* `00000000`"):
@@ -200,9 +198,7 @@ def in_records(folder: Path, data: Path, labels: Callable[[int], list[float]]) -
         (lambda i: [], "no record has labels in its float_data"),
     ],
 )
-def test_floats_that_are_no_classes_are_named(
-    base: Path, tmp_path: Path, labels: Callable[[int], list[float]], text: str
-) -> None:
+def test_floats_that_are_no_classes_are_named(base, tmp_path, labels, text):
     with pytest.raises(DataError, match=text) as caught:
         go(in_records(tmp_path / "records", base / "data", labels), tmp_path / "out")
     if "not 0" in text:

@@ -261,7 +261,7 @@ def test_dropout_keeps_the_mean():
         'type: "Reshape" reshape_param { shape { dim: -1 dim: 384 } }',  # the first is that of the images
     ],
 )
-def test_a_shape_follows_the_size_of_the_images(layer: str) -> None:
+def test_a_shape_follows_the_size_of_the_images(layer):
     """A net is built for one size, and another crop, as of a teacher or an evaluation, runs through it."""
     text = between(f'layer {{ name: "x" bottom: "data" top: "last" {layer} }}')
     made = only(net_from(text, (6, 8, 8)), "x")

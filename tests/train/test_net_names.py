@@ -49,7 +49,7 @@ def same(one: dict, other: dict) -> bool:
 
 @examples(60)
 @given(st.lists(LAYERS.filter(lambda name: name != "data"), min_size=4, max_size=4, unique=True))
-def test_any_name_from_net_to_caffemodel_and_back(names: list[str]) -> None:
+def test_any_name_from_net_to_caffemodel_and_back(names):
     network, model = network_of(names)
     state = network.state_dict()
     expected = {f"{name}.{part}" for name, parts in zip(names, PARTS, strict=True) for part in parts}
@@ -74,7 +74,7 @@ def test_any_name_from_net_to_caffemodel_and_back(names: list[str]) -> None:
 NAMES = ["train", "", "s.", "a..b"]
 
 
-def test_what_does_not_fit_is_said_of_the_layers_own_names() -> None:
+def test_what_does_not_fit_is_said_of_the_layers_own_names():
     network, _ = network_of(NAMES)
     state = network.state_dict()
     del state["train.weight"], state[".running_mean"]

@@ -135,7 +135,7 @@ def snapshot(folder: Path, *layers: str) -> Path:
 
 
 @pytest.mark.long
-def test_a_net_exported_to_onnx_answers_alike_for_any_batch(tmp_path: Path):
+def test_a_net_exported_to_onnx_answers_alike_for_any_batch(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pool = layer("Pooling", "pool", inside="pooling_param { pool: AVE kernel_size: 3 stride: 2 pad: 2 }", top="y")
     lrn = layer("LRN", "lrn", top="l", inside="lrn_param { alpha: 0.5 }")
@@ -153,7 +153,7 @@ def test_a_net_exported_to_onnx_answers_alike_for_any_batch(tmp_path: Path):
     np.testing.assert_allclose(found, wanted.detach().numpy(), rtol=1e-4, atol=1e-4)
 
 
-def test_a_net_for_rgb_has_the_weights_of_what_takes_the_images_turned(tmp_path: Path):
+def test_a_net_for_rgb_has_the_weights_of_what_takes_the_images_turned(tmp_path):
     folder, file = snapshot(tmp_path / "s", *NORMED), tmp_path / "x.safetensors"
     assert stored_help.stagerun("export", folder, "--safetensors", "--rgb", "--output", file).exit_code == 0
     network, x = network_of(*NORMED).double().eval(), images()

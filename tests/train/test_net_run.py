@@ -46,7 +46,7 @@ stage { name: "other" solver_param { net: "other.prototxt" max_iter: 3 } }
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     made = tmp_path / "nets"
     made.mkdir()
     pixels = np.random.default_rng(1).integers(0, 256, (20, 192), np.uint8)
@@ -64,9 +64,7 @@ def stagerun(*words: object, folder: Path = Path()) -> str:
     return done.output
 
 
-def test_a_run_goes_on_to_the_same_bits_and_its_snapshots_hold_the_net(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_goes_on_to_the_same_bits_and_its_snapshots_hold_the_net(folder, tmp_path, monkeypatch):
     out = tmp_path / "out"
     stagerun("run", folder, "--out", out, "--nproc", 1)
     snapshots = {path.name.rpartition("-")[0]: path for path in (out / "snapshots").iterdir()}

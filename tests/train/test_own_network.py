@@ -101,7 +101,7 @@ def build("""
 
 
 @pytest.mark.parametrize("own", [VARIANT, VARIANT.replace("\ndef build(", ASSIGNS)], ids=["in place", "assigned"])
-def test_a_batch_norm_of_another_class_leaves_the_same_statistics(own: str) -> None:
+def test_a_batch_norm_of_another_class_leaves_the_same_statistics(own):
     nets = [built(own), built(VARIANT, '{ norm: "plain" }')]
     found = []
     for net in nets:
@@ -119,14 +119,14 @@ def test_a_batch_norm_of_another_class_leaves_the_same_statistics(own: str) -> N
     assert int(dict(nets[0].named_buffers())["0.1.num_batches_tracked"]) == 2
 
 
-def test_each_batch_norm_moves_by_its_own_momentum_unless_the_schedule_says_another() -> None:
+def test_each_batch_norm_moves_by_its_own_momentum_unless_the_schedule_says_another():
     text = VARIANT.replace("nn.Conv2d(1, 4, 3)", "nn.BatchNorm2d(1, momentum=0.5, eps=0.1), nn.Conv2d(1, 4, 3)")
     net = built(text.replace("Act(4)", "Act(4, momentum=None)"))
     first, second = BatchStatistics(net).layers
     assert (first.moving_average_fraction, first.eps, second.moving_average_fraction) == (0.5, 0.1, 1.0)
 
 
-def test_a_layer_that_the_network_holds_in_evaluation_keeps_its_statistics() -> None:
+def test_a_layer_that_the_network_holds_in_evaluation_keeps_its_statistics():
     net = built(
         VARIANT.replace(
             "super().forward(x))",
@@ -140,7 +140,7 @@ def test_a_layer_that_the_network_holds_in_evaluation_keeps_its_statistics() -> 
     assert kept["0.1.running_mean"].tolist() == [0.0] * 4 and kept["0.1.running_var"].tolist() == [1.0] * 4
 
 
-def test_an_edit_of_its_files_makes_a_stage_stale(data: Path, tmp_path: Path) -> None:
+def test_an_edit_of_its_files_makes_a_stage_stale(data, tmp_path):
     folder = make(tmp_path / "own", data, IMPORTS, net=NET)
     changes = ["main.max_iter=1", "end.max_iter=1"]
     go(folder, tmp_path / "out", *changes)
@@ -155,7 +155,7 @@ def test_an_edit_of_its_files_makes_a_stage_stale(data: Path, tmp_path: Path) ->
         assert ("stale" in said) == bool(named) and named in said
 
 
-def test_a_snapshot_runs_its_python_only_where_it_is_trusted(data: Path, tmp_path: Path) -> None:
+def test_a_snapshot_runs_its_python_only_where_it_is_trusted(data, tmp_path):
     folder = make(tmp_path / "own", data, IMPORTS, net=NET)
     changes = ["main.max_iter=1", "end.max_iter=1"]
     go(folder, tmp_path / "out", *changes)
@@ -179,7 +179,7 @@ def test_a_snapshot_runs_its_python_only_where_it_is_trusted(data: Path, tmp_pat
         assert done.exit_code == 0, done.output
 
 
-def test_a_network_of_timm() -> None:
+def test_a_network_of_timm():
     if find_spec("timm") is None:
         pytest.skip("timm is not installed")
     model = Model(name="timm/test_resnet", num_classes=7, channels=1, args="{ drop_rate: 0.5 }")
@@ -192,7 +192,7 @@ def test_a_network_of_timm() -> None:
         build(Model(name="timm/test_resnet", num_classes=7, args="{ window_size: 1 }"))
 
 
-def test_what_a_network_freezes_stays_and_is_said(data: Path, tmp_path: Path) -> None:
+def test_what_a_network_freezes_stays_and_is_said(data, tmp_path):
     frozen = "    net = Net(num_classes)\n    net.conv.weight.requires_grad_(False)\n    net.spare = nn.Linear(2, 2)\n    return net\n"
     folder = make(tmp_path / "own", data, with_(RETURN, frozen))
     events = go(folder, tmp_path / "out")
@@ -208,9 +208,7 @@ def test_what_a_network_freezes_stays_and_is_said(data: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("mean", "kept"), [(5.0, True), (0.0, False)])
-def test_statistics_of_training_beside_a_counter_of_zero_are_kept(
-    data: Path, tmp_path: Path, mean: float, kept: bool
-) -> None:
+def test_statistics_of_training_beside_a_counter_of_zero_are_kept(data, tmp_path, mean, kept):
     """Weights that were converted from TensorFlow have such counters. The first iteration counts whole for a fresh layer alone."""
     folder = make(tmp_path / "own", data, VARIANT)
     held = built(VARIANT).state_dict()
@@ -236,9 +234,7 @@ def test_statistics_of_training_beside_a_counter_of_zero_are_kept(
         ("param { lr_mult: 0 }", "`param` gives every parameter of the model lr_mult 0"),
     ],
 )
-def test_a_stage_without_anything_to_train_is_refused_before_another_is_trained(
-    data: Path, tmp_path: Path, settings: str, message: str
-) -> None:
+def test_a_stage_without_anything_to_train_is_refused_before_another_is_trained(data, tmp_path, settings, message):
     folder = make(tmp_path / "own", data, IMPORTS, net=NET)
     schedule = folder / "schedule.prototxt"
     schedule.write_text(schedule.read_text().replace("base_lr: 0.01 }", f"base_lr: 0.01 {settings} }}"))
@@ -248,7 +244,7 @@ def test_a_stage_without_anything_to_train_is_refused_before_another_is_trained(
     assert not list((tmp_path / "out" / "snapshots").iterdir())
 
 
-def test_the_manuals_example_trains(data: Path, tmp_path: Path) -> None:
+def test_the_manuals_example_trains(data, tmp_path):
     page = (Path(manual.__file__).parent / "your-own-network.md").read_text()
     example = page[page.index("<!-- example: mynet.py -->") :].split("```python\n")[1].split("```")[0]
     folder = make(tmp_path / "own", data, example, "args { width: 8 dropout: 0.1 }")
@@ -256,7 +252,7 @@ def test_the_manuals_example_trains(data: Path, tmp_path: Path) -> None:
     assert weights(tmp_path / "out")["0.weight"].shape == (8, 1, 3, 3)
 
 
-def test_a_process_that_a_file_forks_does_not_train_beside_the_worker(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_a_file_forks_does_not_train_beside_the_worker(capfd):
     built("import os\nchild = os.fork()\nif child:\n    os.waitpid(child, 0)\n" + NET)
     assert capfd.readouterr().err == "dir/mynet.py: a process that it forked ends here\n"
 
@@ -328,9 +324,7 @@ def messages(data: Path, folder: Path) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def test_a_newcomers_mistakes_have_one_clear_message_each(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_newcomers_mistakes_have_one_clear_message_each(data, tmp_path, monkeypatch):
     """`python tests/train/test_own_network.py` writes what is said now."""
     monkeypatch.chdir(tmp_path)
     said = messages(data, tmp_path)

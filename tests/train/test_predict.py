@@ -27,7 +27,7 @@ def said(*arguments: object) -> dict:  # type: ignore[type-arg]
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(tmp_path_factory):
     """classes/: 23 grey PNGs of 31 x 28 in class folders, and lmdb/, imported from them; a snapshot in out/snapshots."""
     base = tmp_path_factory.mktemp("predict")
     images, labels = stored_help.pictures(23, 31, 28, 1, 10)
@@ -44,12 +44,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def snapshot(files: Path) -> Path:
+def snapshot(files):
     return next((files / "out" / "snapshots").glob("only-*"))
 
 
 @pytest.mark.parametrize("views", ["one", "10crop"])
-def test_files_get_the_answers_that_their_records_get(files: Path, snapshot: Path, views: str) -> None:
+def test_files_get_the_answers_that_their_records_get(files, snapshot, views):
     (row,) = said("eval", snapshot, "--per-class", "--views", views)["evaluations"]
     counts = np.zeros((10, 10), int)
     found = said("predict", snapshot, files / "classes", "--views", views, "--device-batch", 4)
@@ -65,7 +65,7 @@ def test_files_get_the_answers_that_their_records_get(files: Path, snapshot: Pat
     assert row["top1"] == pytest.approx(counts.trace() / 23)
 
 
-def test_probabilities_are_those_of_the_network(files: Path, snapshot: Path) -> None:
+def test_probabilities_are_those_of_the_network(files, snapshot):
     import torch
 
     path = next((files / "classes").rglob("*.png"))
@@ -81,7 +81,7 @@ def test_probabilities_are_those_of_the_network(files: Path, snapshot: Path) -> 
         assert answer["probability"] == pytest.approx(float(expected[answer["label"]]), abs=1e-6)
 
 
-def test_answers_of_rectangles_go_by_their_record(tmp_path: Path) -> None:
+def test_answers_of_rectangles_go_by_their_record(tmp_path):
     """They are evaluated in the order of their shapes, in whatever order they lie."""
     shapes = [(30, 60), (60, 30), (40, 44), (33, 50), (60, 31), (31, 60), (36, 36)]
     rng = np.random.default_rng(1)
@@ -99,7 +99,7 @@ def test_answers_of_rectangles_go_by_their_record(tmp_path: Path) -> None:
     assert found[0] == found[1] and len({str(answers) for answers in found[0]}) > 1
 
 
-def test_bad_pictures_are_named_and_the_others_answered(files: Path, snapshot: Path, tmp_path: Path) -> None:
+def test_bad_pictures_are_named_and_the_others_answered(files, snapshot, tmp_path):
     good = next((files / "classes").rglob("*.png"))
     (tmp_path / "cut.png").write_bytes(good.read_bytes()[:-20])
     cv2.imwrite(str(tmp_path / "colour.png"), np.random.default_rng(1).integers(0, 255, (30, 30, 3), np.uint8))
@@ -110,21 +110,21 @@ def test_bad_pictures_are_named_and_the_others_answered(files: Path, snapshot: P
     assert "2 pictures can't be used" in done.stderr and "notes.txt" not in done.stderr
 
 
-def test_what_is_missing_is_said_at_once(snapshot: Path, tmp_path: Path) -> None:
+def test_what_is_missing_is_said_at_once(snapshot, tmp_path):
     (tmp_path / "empty").mkdir()
     done = stored_help.stagerun("predict", snapshot, tmp_path / "empty", tmp_path / "x.jpg", tmp_path / "y.jpg")
     assert done.exit_code == 65 and done.stdout == ""
     assert all(f"{tmp_path / name}: no " in done.stderr for name in ("empty", "x.jpg", "y.jpg"))
 
 
-def test_a_file_of_classes_has_a_name_for_each_output(files: Path, snapshot: Path, tmp_path: Path) -> None:
+def test_a_file_of_classes_has_a_name_for_each_output(files, snapshot, tmp_path):
     (tmp_path / "names").write_text("\n".join(NAMES[:9]))
     done = stored_help.stagerun("predict", snapshot, files / "classes", "--classes", tmp_path / "names")
     assert done.exit_code == 64 and done.stdout == ""
     assert f"{tmp_path / 'names'} has 9 names, and the network has 10 classes" in done.stderr
 
 
-def test_a_picture_of_another_size_needs_to_be_resized(files: Path, tmp_path: Path) -> None:
+def test_a_picture_of_another_size_needs_to_be_resized(files, tmp_path):
     """Without crop_size a network answers pictures of any size, and wrongly."""
     whole = "transform_param { mean_value: 73 scale: 0.0111 }"
     schedule = stored_help.make_schedule(tmp_path / "schedule", MODEL, whole, files / "lmdb", 23)
@@ -137,7 +137,7 @@ def test_a_picture_of_another_size_needs_to_be_resized(files: Path, tmp_path: Pa
     assert said("predict", snapshot, large, "--resize-height", 31, "--resize-width", 28)["predictions"]
 
 
-def test_transparent_pictures_are_seen_on_the_background(snapshot: Path, tmp_path: Path) -> None:
+def test_transparent_pictures_are_seen_on_the_background(snapshot, tmp_path):
     """As `data import` stores them."""
     Image.new("L", (28, 31), 200).save(tmp_path / "grey.png")
     Image.new("LA", (28, 31), (90, 0)).save(tmp_path / "clear.png")
@@ -146,7 +146,7 @@ def test_transparent_pictures_are_seen_on_the_background(snapshot: Path, tmp_pat
     assert one == other and found["failed"] == []
 
 
-def test_a_stage_and_an_ensemble_of_probabilities_are_asked_by_name(files: Path, tmp_path: Path) -> None:
+def test_a_stage_and_an_ensemble_of_probabilities_are_asked_by_name(files, tmp_path):
     folder, out = tmp_path / "schedule", tmp_path / "out"
     stored_help.make_schedule(folder, MODEL, CROPPED, files / "lmdb", 23)
     with open(folder / "schedule.prototxt", "a") as file:

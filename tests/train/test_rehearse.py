@@ -69,7 +69,7 @@ ROOM = Room(
 # -- the schedule cut down
 
 
-def test_a_rehearsal_is_each_stage_with_one_device_batch_per_worker_and_the_learning_rate_of_that_batch() -> None:
+def test_a_rehearsal_is_each_stage_with_one_device_batch_per_worker_and_the_learning_rate_of_that_batch():
     short = rehearsal(TREE, 7, 2, None)
     for stage, real in zip(short.stages, TREE.stages, strict=True):
         assert stage.solver.max_iter == min(7, real.solver.max_iter)
@@ -82,7 +82,7 @@ def test_a_rehearsal_is_each_stage_with_one_device_batch_per_worker_and_the_lear
 
 
 @pytest.mark.parametrize("method", ["LOCAL", pytest.param("DILOCO", marks=pytest.mark.long)])
-def test_a_rehearsal_parts_replicas_though_it_is_shorter_than_their_warm_up(tmp_path: Path, method: str) -> None:
+def test_a_rehearsal_parts_replicas_though_it_is_shorter_than_their_warm_up(tmp_path, method):
     """Two replicas of a worker are two passes of an iteration."""
     sync = f"sync_param {{ method: {method} replicas: 2 period: 64 }}"
     data, long = make_data(tmp_path / "lmdb"), "max_iter: 100 warmup_iter: 50"
@@ -99,7 +99,7 @@ def test_a_rehearsal_parts_replicas_though_it_is_shorter_than_their_warm_up(tmp_
 
 
 @pytest.mark.parametrize("iters", [None, *range(1, 15)])
-def test_a_rehearsal_trains_no_piece_of_its_first_stage_again(iters: int | None) -> None:
+def test_a_rehearsal_trains_no_piece_of_its_first_stage_again(iters):
     """What starts from its midst finds a snapshot there, or the second life comes by that place."""
     for max_iter, point in itertools.product(range(1, 16), range(1, 15)):
         if point >= max_iter:
@@ -125,7 +125,7 @@ STARTS = ("", "warmup_iter: 100", *(f"warmup_iter: {n} decay_from: WARMUP_END" f
 
 
 @pytest.mark.parametrize("iters", [1, 2, 3])
-def test_a_rehearsal_has_a_rate_everywhere(iters: int) -> None:
+def test_a_rehearsal_has_a_rate_everywhere(iters):
     shapes = """base_lr: 1 max_iter: 100 power: 1.5 gamma: 0.5 lr_iter: 300 stepsize: 5 stepvalue: 3 end_lr: 0.5
     plateau_winsize: 1 knot {{ iter: 0 factor: 0 }} knot {{ iter: 50 factor: 1 }} policy_start_iter: 1 {} lr_policy: "{}" """
     for policy in language.ranges.CHOICES["Solver.lr_policy"]:
@@ -141,7 +141,7 @@ def test_a_rehearsal_has_a_rate_everywhere(iters: int) -> None:
 # -- what follows from the figures
 
 
-def test_the_estimate_is_passes_updates_tests_snapshots_and_starts() -> None:
+def test_the_estimate_is_passes_updates_tests_snapshots_and_starts():
     plan = make_plan(TREE, Inventory())
     long = estimate(plan, figures(TREE), workers=2)["long"]
     assert long is not None
@@ -156,7 +156,7 @@ def test_the_estimate_is_passes_updates_tests_snapshots_and_starts() -> None:
     assert estimate(plan, figures(TREE), workers=4)["long"].passes == 1  # type: ignore[union-attr]
 
 
-def test_what_would_run_out_is_said_first() -> None:
+def test_what_would_run_out_is_said_first():
     plan = make_plan(TREE, Inventory())
     # trunk 20: at 8, 16 and the end; long 30: 8, 16, 24; collapse 10: 8; early: none. Three are kept, the end, and one in writing.
     assert snapshots_on_disk(TREE) == (3 + 1) + (3 + 1) + (2 + 1) + (1 + 1) + 1
@@ -228,7 +228,7 @@ TURNS = [
 ]
 
 
-def test_a_machine_that_is_slower_in_one_round_changes_no_efficiency() -> None:
+def test_a_machine_that_is_slower_in_one_round_changes_no_efficiency():
     one, two = rows(TURNS, 100)
     assert (one.workers, one.images_per_second, one.low, one.high, one.efficiency) == (1, 50, 25, 50, 1)
     assert (two.images_per_second, two.low, two.high) == (80, 40, 100)  # of the slower rank
@@ -242,7 +242,7 @@ def test_a_machine_that_is_slower_in_one_round_changes_no_efficiency() -> None:
 
 
 @pytest.mark.process
-def test_a_rehearsal_goes_through_everything_and_plan_knows_its_figures(base: Path, tmp_path: Path) -> None:
+def test_a_rehearsal_goes_through_everything_and_plan_knows_its_figures(base, tmp_path):
     out = tmp_path / "out"
     done = small.stagerun("rehearse", base / "schedule", "--out", out, "--nproc", 2, "--threads", 1, "--iters", 4)
     assert done.returncode == 0, done.stderr
@@ -260,7 +260,7 @@ def test_a_rehearsal_goes_through_everything_and_plan_knows_its_figures(base: Pa
 
 
 @pytest.mark.process
-def test_an_interrupted_rehearsal_leaves_nothing_and_is_not_a_bug(base: Path, tmp_path: Path) -> None:
+def test_an_interrupted_rehearsal_leaves_nothing_and_is_not_a_bug(base, tmp_path):
     out = tmp_path / "out"
     endless = ["--set", "init.max_iter=1000000", "--set", "init.lr_iter=1000000"]
     words = [str(w) for w in ["rehearse", base / "schedule", "--out", out, "--threads", 1, *endless]]
@@ -302,7 +302,7 @@ def everything(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))}
 
 
-def test_the_first_loss_of_a_sweep_is_that_of_the_stage(base: Path) -> None:
+def test_the_first_loss_of_a_sweep_is_that_of_the_stage(base):
     """The same images, transform and weights: those of the parent's end, though the stage itself is trained, too."""
     iterations: dict[str, list[Iterated]] = {}
     for event in stagerun.run(base / "schedule", base / "out", until="cyc1", threads=1):
@@ -317,7 +317,7 @@ def test_the_first_loss_of_a_sweep_is_that_of_the_stage(base: Path) -> None:
     assert everything(base / "out") == before
 
 
-def test_the_same_rate_gives_the_updates_of_the_stage(base: Path, tmp_path: Path) -> None:
+def test_the_same_rate_gives_the_updates_of_the_stage(base, tmp_path):
     words = ("init.lr_policy=fixed", "init.base_lr=0.05", "init.warmup_iter=0", "init.max_iter=10")
     run = stagerun.run(base / "schedule", tmp_path / "out", overrides=words, until="init", threads=1)
     losses = [event.loss for event in run if isinstance(event, Iterated)]
@@ -326,7 +326,7 @@ def test_the_same_rate_gives_the_updates_of_the_stage(base: Path, tmp_path: Path
     assert [p["loss"] for p in found["points"]] == pytest.approx(losses, rel=1e-5)
 
 
-def test_a_sweep_ends_where_it_diverges(base: Path, tmp_path: Path) -> None:
+def test_a_sweep_ends_where_it_diverges(base, tmp_path):
     found = find(base / "schedule", "init", tmp_path / "none", 1.0, 1e6, 60)
     assert len(found["points"]) < 60 and ("4 times its lowest" in found["ended"] or "not finite" in found["ended"])
     assert list(tmp_path.iterdir()) == []

@@ -42,7 +42,7 @@ STAGES = {"first": "max_iter: 2", "main": ASYNC + "max_iter: 6 snapshot: 2", "af
 
 
 @pytest.fixture(autouse=True)
-def nudged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def nudged(monkeypatch):
     """After the iterations of `main` that are put into the list, at boundaries, a weight is another."""
     iters: list[int] = []
 
@@ -64,12 +64,12 @@ def nudged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     return make_data(tmp_path_factory.mktemp("data") / "lmdb")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, data: Path) -> Path:
+def folder(tmp_path, data):
     return make_schedule(tmp_path / "s", data, shared="keep_snapshots: 100", **STAGES)
 
 
@@ -84,7 +84,7 @@ def of(events: list[Event], kind: type) -> list[tuple[str, int]]:
 # -- the record in snapshots
 
 
-def test_a_record_is_in_the_snapshots_of_its_stage_and_not_in_their_identity(tmp_path: Path, folder: Path) -> None:
+def test_a_record_is_in_the_snapshots_of_its_stage_and_not_in_their_identity(tmp_path, folder):
     lives(folder, tmp_path / "out")
     found = {p.parent.name: record_of(p.read_bytes()).last for p in (tmp_path / "out").glob(f"snapshots/*/{ARRIVALS}")}
     assert found == {f"main-{i:08}-a0001": i for i in (2, 4, 6)}
@@ -97,7 +97,7 @@ def test_a_record_is_in_the_snapshots_of_its_stage_and_not_in_their_identity(tmp
 # -- replays
 
 
-def test_a_replay_says_that_it_has_the_same_bits(tmp_path: Path, folder: Path) -> None:
+def test_a_replay_says_that_it_has_the_same_bits(tmp_path, folder):
     lives(folder, tmp_path / "out")
     events = lives(folder, tmp_path / "new", replay=tmp_path / "out")
     same = f"replay: main-00000006-a0001 has the same bits as {tmp_path}/out/snapshots/main-00000006-a0001"
@@ -108,7 +108,7 @@ def test_a_replay_says_that_it_has_the_same_bits(tmp_path: Path, folder: Path) -
     assert notes(again) == [same] and isinstance(again[-1], RunFinished) and not again[-1].trained
 
 
-def test_a_replay_with_other_bits_names_tensors(tmp_path: Path, folder: Path, nudged: list[int]) -> None:
+def test_a_replay_with_other_bits_names_tensors(tmp_path, folder, nudged):
     lives(folder, tmp_path / "out")
     nudged.append(6)
     with pytest.raises(RanksDiffer) as caught:
@@ -122,7 +122,7 @@ def test_a_replay_with_other_bits_names_tensors(tmp_path: Path, folder: Path, nu
         lives(folder, tmp_path / "new", replay=tmp_path / "out")
 
 
-def test_the_replay_of_a_killed_run_ends_where_its_record_does(tmp_path: Path, folder: Path) -> None:
+def test_the_replay_of_a_killed_run_ends_where_its_record_does(tmp_path, folder):
     lives(folder, tmp_path / "out", kill_after=7)  # in iteration 6 of `main`
     events = lives(folder, tmp_path / "new", replay=tmp_path / "out")
     assert of(events, Iterated)[-1] == ("main", 4)
@@ -142,7 +142,7 @@ def test_the_replay_of_a_killed_run_ends_where_its_record_does(tmp_path: Path, f
     assert [text for text in notes(events) if "same bits" in text and "main-00000006" in text]
 
 
-def test_a_replay_that_is_stopped_goes_on(tmp_path: Path, folder: Path) -> None:
+def test_a_replay_that_is_stopped_goes_on(tmp_path, folder):
     lives(folder, tmp_path / "out")
     stopped = lives(folder, tmp_path / "new", replay=tmp_path / "out", stop_after=5)
     assert isinstance(stopped[-1], Stopped)
@@ -152,7 +152,7 @@ def test_a_replay_that_is_stopped_goes_on(tmp_path: Path, folder: Path) -> None:
     assert any("is BIT-EXACT" in text for text in notes(events))
 
 
-def test_a_damaged_snapshot_is_refused_and_without_it_the_one_before_is_taken(tmp_path: Path, folder: Path) -> None:
+def test_a_damaged_snapshot_is_refused_and_without_it_the_one_before_is_taken(tmp_path, folder):
     lives(folder, tmp_path / "out")
     for name in ("main-00000006-a0001/" + ARRIVALS, "main-00000004-a0001/model.safetensors"):
         path = tmp_path / "out" / "snapshots" / name
@@ -176,7 +176,7 @@ def refused(replayed: Path, folder: Path, out: Path, *changes: str) -> str:
     return caught.value.message
 
 
-def test_mistakes(tmp_path: Path, folder: Path, data: Path) -> None:
+def test_mistakes(tmp_path, folder, data):
     lives(folder, tmp_path / "out")
     out, new = tmp_path / "out", tmp_path / "new"
     assert "is the replay's own output folder" in refused(out, folder, tmp_path / "s" / ".." / "out")
@@ -191,22 +191,18 @@ def test_mistakes(tmp_path: Path, folder: Path, data: Path) -> None:
     assert Replay(out, load(str(folder), ["after.base_lr=0.5", "main.display=7"]), new).records
 
 
-def test_a_run_that_ended_before_the_first_snapshot_has_no_record(tmp_path: Path, folder: Path) -> None:
+def test_a_run_that_ended_before_the_first_snapshot_has_no_record(tmp_path, folder):
     lives(folder, tmp_path / "out", kill_after=3)
     assert "there is no snapshot of `main` that can be read" in refused(tmp_path / "out", folder, tmp_path / "new")
 
 
-def test_a_snapshot_without_a_record_is_none_of_this_version(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_snapshot_without_a_record_is_none_of_this_version(tmp_path, folder, monkeypatch):
     monkeypatch.setattr("stagerun.train.snapshotter.ARRIVALS", "other.safetensors")
     lives(folder, tmp_path / "out")
     assert f"has no {ARRIVALS}" in refused(tmp_path / "out", folder, tmp_path / "new")
 
 
-def test_the_command_finds_them_before_workers_start_and_has_a_folder_of_its_own(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_finds_them_before_workers_start_and_has_a_folder_of_its_own(tmp_path, folder, monkeypatch):
     monkeypatch.chdir(tmp_path)
     wrong = CliRunner().invoke(main, ["run", str(folder), "--nproc", "1", "--replay", "nowhere"])
     assert wrong.exit_code == ExitCode.RECIPE and "--replay nowhere: there is no snapshot of `main`" in wrong.output

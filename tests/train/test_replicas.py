@@ -192,7 +192,7 @@ STAGES = {"main": "max_iter: 10 warmup_iter: 2 snapshot: 2", "after": "max_iter:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     return make_data(tmp_path_factory.mktemp("data") / "lmdb")
 
 

@@ -74,7 +74,7 @@ CASES = {
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("case", CASES)
-def test_batches_are_the_loaders(case: str, shuffle: bool) -> None:
+def test_batches_are_the_loaders(case, shuffle):
     """Over the end of an epoch, a batch of one among them."""
     param = CASES[case]
     source, resident = loader(param, shuffle=shuffle), filled()
@@ -94,7 +94,7 @@ def test_batches_are_the_loaders(case: str, shuffle: bool) -> None:
             np.testing.assert_array_equal(batch.cutout, expected.cutout)
 
 
-def test_classes_in_shares_are_the_loaders_too() -> None:
+def test_classes_in_shares_are_the_loaders_too():
     param, resident = CASES["cifar"], filled()
     sampled = order.Sampled(SOLVER.random_seed, resident.labels.numpy(), [4] * 7 + [3] * 3)
     cuts = runner.cuts(replace(SOLVER, transform=param), sampled, resident, [(3, 20)])
@@ -103,7 +103,7 @@ def test_classes_in_shares_are_the_loaders_too() -> None:
     np.testing.assert_array_equal(next(made).images.numpy(), expected.images)
 
 
-def test_those_that_grow_within_a_stage_too() -> None:
+def test_those_that_grow_within_a_stage_too():
     """The loader cuts them alike (`test_image_size`)."""
     ramp = recipe.CropSizeRamp(start_size=8, start_epoch=1, end_epoch=3, multiple=4)
     param = Transform(pad=2, crop_size=14, mirror=True, cutout_size=7, crop_size_ramp=ramp)
@@ -124,7 +124,7 @@ def test_those_that_grow_within_a_stage_too() -> None:
 # ---- filling
 
 
-def test_images_of_other_sizes_are_refused() -> None:
+def test_images_of_other_sizes_are_refused():
     values, others = [raw(p) for p in pictures()], [raw(p) for p in pictures(height=15)]
     for end, said in ((9, r"not of one size|others are"), (16, "not of one size")):  # one, and a whole batch of them
         values[8:end] = others[8:end]
@@ -132,7 +132,7 @@ def test_images_of_other_sizes_are_refused() -> None:
             read_all(whole(in_order(values)), RECORDS, CPU, lambda n: True, lambda: False)
 
 
-def test_nothing_is_kept_where_there_is_no_room_or_the_run_is_to_stop() -> None:
+def test_nothing_is_kept_where_there_is_no_room_or_the_run_is_to_stop():
     asked: list[int] = []
     source = in_order()
     assert read_all(whole(source), RECORDS, CPU, lambda n: bool(asked.append(n)), lambda: False) is None
@@ -157,7 +157,7 @@ def a_run(cache: Cache, param: Transform, values: list[bytes] | None = None) -> 
 
 
 @pytest.fixture
-def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def pretended_gpu(monkeypatch):
     """Memory on the CPU in place of a GPU's."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**6, 10**6))
     real = runner.read_all
@@ -174,7 +174,7 @@ def kept(run: SimpleNamespace) -> tuple[Resident | None, list[Note]]:
 
 
 @pytest.mark.parametrize("cache", [Cache.AUTO, Cache.DEVICE])
-def test_a_set_that_fits_is_kept_once_for_all_stages(pretended_gpu: None, cache: Cache) -> None:
+def test_a_set_that_fits_is_kept_once_for_all_stages(pretended_gpu, cache):
     run = a_run(cache, CASES["cifar"])
     first, notes = kept(run)
     assert first is not None and [n.text for n in notes] == ["the training images are kept on the GPU: 28.0 kB"]
@@ -184,7 +184,7 @@ def test_a_set_that_fits_is_kept_once_for_all_stages(pretended_gpu: None, cache:
     assert kept(run) == (None, []), "this stage's images come from the loader"
 
 
-def test_a_bad_record_leaves_the_images_to_the_loader(pretended_gpu: None) -> None:
+def test_a_bad_record_leaves_the_images_to_the_loader(pretended_gpu):
     """The loader stops at its turn."""
     values = [raw(p) for p in pictures()]
     values[20] = stored(b"\xff\xd8\xff nothing")

@@ -1,7 +1,6 @@
 """What was trained with is what the plan shows: to the last digit."""
 
 import csv
-from pathlib import Path
 
 import contract
 from facade import Iterated
@@ -15,7 +14,7 @@ STAGES = {
 }
 
 
-def test_the_log_is_the_plan(tmp_path: Path) -> None:
+def test_the_log_is_the_plan(tmp_path):
     folder = make_schedule(tmp_path / "schedule", make_data(tmp_path / "lmdb"), **STAGES)
     assert contract.stagerun(["plan", folder, "--csv", "plan.csv"], tmp_path).exit_code == 0
     rows = csv.DictReader((tmp_path / "plan.csv").read_text().splitlines())

@@ -26,13 +26,13 @@ HOME = f"stagerun-{os.getuid()}"
 
 
 @pytest.fixture(scope="module")
-def base(base: Path) -> Path:
+def base(base):
     events(base, base / "plain", base)  # without scratch
     return base
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Path:
+def disk(tmp_path):
     (tmp_path / "scratch").mkdir()
     return tmp_path / "scratch"
 
@@ -63,7 +63,7 @@ def locked(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def test_copied_before_training(base: Path, disk: Path, tmp_path: Path) -> None:
+def test_copied_before_training(base, disk, tmp_path):
     seen = events(base, tmp_path / "out", disk)
     assert f"the images were copied to {disk}: 598.0 kB in" in notes(seen)
     assert processes.ends(tmp_path / "out") == processes.ends(base / "plain")
@@ -73,7 +73,7 @@ def test_copied_before_training(base: Path, disk: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_stop_while_images_are_copied_loses_nothing(base: Path, disk: Path, tmp_path: Path) -> None:
+def test_a_stop_while_images_are_copied_loses_nothing(base, disk, tmp_path):
     asked = count()
     with locked(disk / HOME / "lock"):
         seen = events(base, tmp_path / "out", disk, stop=lambda: next(asked) > 2)
@@ -131,11 +131,11 @@ def on_two_ranks(data: list[Data]) -> list[Any]:
 
 
 @pytest.fixture
-def data(base: Path, disk: Path) -> Data:
+def data(base, disk):
     return load(str(base / "schedule"), options(disk)).data
 
 
-def test_two_nodes_copy_each_for_itself(data: Data, disk: Path) -> None:
+def test_two_nodes_copy_each_for_itself(data, disk):
     (disk / "other").mkdir()
     (notes0, stopped0), (notes1, stopped1) = on_two_ranks([data, replace(data, scratch=str(disk / "other"))])
     assert not stopped0 and not stopped1 and notes0 == [notes0[-1]]
@@ -144,7 +144,7 @@ def test_two_nodes_copy_each_for_itself(data: Data, disk: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_one_nodes_error_ends_the_others_wait(data: Data, disk: Path, failing: int) -> None:
+def test_one_nodes_error_ends_the_others_wait(data, disk, failing):
     sides = [data, data]
     sides[failing] = replace(data, scratch=str(disk / "gone"))
     with locked(disk / HOME / "lock"):  # the other would wait for ever

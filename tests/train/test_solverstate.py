@@ -54,7 +54,7 @@ def tensors(out: Path, file: str) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in decode((end / file).read_bytes()).items()}
 
 
-def test_the_run_after_caffes_snapshot_a_resumed_one_and_another_state(tmp_path: Path) -> None:
+def test_the_run_after_caffes_snapshot_a_resumed_one_and_another_state(tmp_path):
     folder = folder_of(tmp_path / "s")
     caffe_nets.write_fashion(folder, 4800, 1)
     plan = stagerun("plan", "s", "--out", "a", folder=tmp_path)
@@ -84,7 +84,7 @@ def test_the_run_after_caffes_snapshot_a_resumed_one_and_another_state(tmp_path:
             np.testing.assert_array_equal(again[name], value)
 
 
-def test_a_state_that_is_written_while_the_run_starts(tmp_path: Path) -> None:
+def test_a_state_that_is_written_while_the_run_starts(tmp_path):
     folder = folder_of(tmp_path / "s")
     schedule = looked_at(load(folder), tmp_path)
     change(folder / "state" / "x.solverstate")
@@ -110,7 +110,7 @@ EARLY = {
 
 
 @pytest.mark.parametrize("written", EARLY)
-def test_what_check_finds_of_states_weights_and_freezing(written: str, tmp_path: Path) -> None:
+def test_what_check_finds_of_states_weights_and_freezing(written, tmp_path):
     stage = f'stage {{ name: "a" solver_param {{ {written} }} }}'
     folder = folder_of(tmp_path / "s", stage)
     shutil.copy(folder / "state" / "x.solverstate", folder / "state" / "end.solverstate")

@@ -2,7 +2,6 @@
 
 import hashlib
 import threading
-from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,14 +25,14 @@ def saved(held: object, path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("key", ["", "state_dict", "model", "model_state_dict", "safetensors"])
-def test_a_state_dict_is_found_where_scripts_put_it(key: str, tmp_path: Path) -> None:
+def test_a_state_dict_is_found_where_scripts_put_it(key, tmp_path):
     """And safetensors by their content."""
     data = encode(HELD) if key == "safetensors" else saved({key: HELD, "epoch": 3} if key else HELD, tmp_path / "x.pt")
     found = tensors_in(data, "x.pt")
     assert found.keys() == HELD.keys() and torch.equal(found["fc.weight"], HELD["fc.weight"])
 
 
-def test_nothing_in_a_file_is_run_and_what_is_no_network_is_refused(tmp_path: Path) -> None:
+def test_nothing_in_a_file_is_run_and_what_is_no_network_is_refused(tmp_path):
     whole = saved(HELD, tmp_path / "a.pt")
     cases = {
         "holds more than tensors": saved(nn.Linear(2, 2), tmp_path / "b.pt"),
@@ -62,7 +61,7 @@ def solver(*freeze: str) -> Solver:
                   random_seed=1, freeze=freeze)  # fmt: skip
 
 
-def test_a_frozen_norm_is_in_evaluation_mode_and_in_no_vector() -> None:
+def test_a_frozen_norm_is_in_evaluation_mode_and_in_no_vector():
     state = make_state(Two(), solver("a.*", "b.weight"), torch.device("cpu"))
     state.to_training()
     assert not state.model.a.training and state.model.b.training and state.model.fc.training
@@ -71,7 +70,7 @@ def test_a_frozen_norm_is_in_evaluation_mode_and_in_no_vector() -> None:
     assert not state.model.a.weight.requires_grad and not state.model.b.weight.requires_grad
 
 
-def test_each_layer_moves_by_the_iterations_that_it_has_seen() -> None:
+def test_each_layer_moves_by_the_iterations_that_it_has_seen():
     """One that is drawn anew starts with its first batch, one that was frozen goes on from what it was."""
     state = make_state(Two(), solver(), torch.device("cpu"))
     for layer, seen in ((state.model.a, 0), (state.model.b, 1000)):
@@ -109,7 +108,7 @@ class Server(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(params=["whole", "changed"])
-def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+def address(request, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     for name in ("http_proxy", "HTTP_PROXY"):
@@ -139,7 +138,7 @@ def schedule(folder: Path, *files: str) -> Path:
     return folder
 
 
-def test_fetch_downloads_what_is_as_published(address: str, tmp_path: Path) -> None:
+def test_fetch_downloads_what_is_as_published(address, tmp_path):
     folder = schedule(tmp_path / "s", "torchvision/resnet18", "timm/resnet18.a1", "torchvision/resnet18")
     done = CliRunner().invoke(main, ["check", str(folder), "--fetch"])
     files = [path for path in tmp_path.rglob("*") if path.is_file() and folder not in path.parents]
