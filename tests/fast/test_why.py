@@ -94,10 +94,8 @@ def test_a_page(words):
 
 def test_pictures_of_a_page_are_shown_by_caption_and_path():
     text = helped("designing")
-    assert (
-        "![" not in text
-        and "[One trunk, three branches: `stagerun plan solvers/wsd_branches --plot branches.svg`: " in text
-    )
+    assert "![" not in text
+    assert "[One trunk, three branches: `stagerun plan solvers/wsd_branches --plot branches.svg`: " in text
     shown = re.findall(r": (/[^\]]+)\]", text)
     assert shown and all(Path(path).exists() for path in shown)
 

@@ -106,9 +106,8 @@ def test_a_run_at_a_terminal_and_what_it_says_when_it_goes_on(base, tmp_path):
     assert re.match(r"tiny: init, cyc1, collapse done; goes on with early at \d+ of 100000$", lines[0])
     assert re.match(r"\d+ of 100014 iterations to do, about .* left", lines[1])
     shown = " ".join(" ".join(lines[2:8]).split())
-    assert (
-        "`stagerun plan" in shown and "shows the full plan" in shown and not any("LR first" in line for line in lines)
-    )
+    assert "`stagerun plan" in shown and "shows the full plan" in shown
+    assert not any("LR first" in line for line in lines)
 
     seen = Terminal(80, "status", tmp_path / "out").end()[1]
     assert "init \x1b[32mok\x1b[0m  cyc1 \x1b[32mok\x1b[0m  collapse \x1b[32mok\x1b[0m  early \x1b[36m" in seen

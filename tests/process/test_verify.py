@@ -108,9 +108,8 @@ def test_the_output_folder_alone_is_enough(base, audited, tmp_path):
     assert small.run(folder, out, *AUDIT, "--only", "init").returncode == 0
     shutil.rmtree(folder)
     refused = small.stagerun("verify", out)
-    assert (
-        refused.returncode == 64 and "runs Python that it names" in refused.stderr and "--trust-code" in refused.stderr
-    )
+    assert refused.returncode == 64 and "runs Python that it names" in refused.stderr
+    assert "--trust-code" in refused.stderr
     done = small.stagerun("verify", out, "--trust-code")
     assert done.returncode == 0 and "\nBIT-EXACT: 4 proofs chained" in done.stdout, done.stdout + done.stderr
 
