@@ -1,10 +1,9 @@
 """What commands print, word for word: tests/golden/plan and tests/golden/cli. `scripts/golden` writes them anew."""
 
-import os
 from pathlib import Path
 
+import contract
 import pytest
-from click.testing import CliRunner
 
 from stagerun import cli
 
@@ -25,12 +24,7 @@ CASES = {
 
 def printed(arguments: list[str]) -> str:
     """Standard output of a command that succeeds, run in the repository's root."""
-    before = os.getcwd()
-    os.chdir(ROOT)
-    try:
-        result = CliRunner().invoke(cli.main, arguments, prog_name="stagerun", terminal_width=100)
-    finally:
-        os.chdir(before)
+    result = contract.stagerun(arguments, ROOT, terminal_width=100)
     assert result.exit_code == 0, result.output
     return result.stdout
 

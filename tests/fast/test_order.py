@@ -58,3 +58,8 @@ def test_any_place_of_a_billion_records_costs_no_memory():
     # Evenly over the range: chi-square of 30 equal parts, 29 degrees of freedom, 0.1 % point.
     counts = np.bincount(found * 30 // images, minlength=30)
     assert float(((counts - 100.0) ** 2 / 100.0).sum()) < 58.3
+
+
+def test_senseless_arguments_are_refused():
+    with pytest.raises(ValueError, match="needs"):
+        order.indices(1, 0, 0, 1, True)

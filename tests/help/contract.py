@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import case_files
 from click.testing import CliRunner, Result
@@ -24,12 +25,12 @@ CASES = Path(__file__).parents[1] / "cases"
 _SECTION = re.compile(r"^-- (.+) --$", re.MULTILINE)
 
 
-def stagerun(words: Sequence[object], folder: Path) -> Result:
+def stagerun(words: Sequence[object], folder: Path, **options: Any) -> Result:
     """The command in this process, for what needs no torch and no signals; `small.stagerun` starts one of its own."""
     before = os.getcwd()
     os.chdir(folder)
     try:
-        return CliRunner().invoke(main, [str(word) for word in words], prog_name="stagerun")
+        return CliRunner().invoke(main, [str(word) for word in words], prog_name="stagerun", **options)
     finally:
         os.chdir(before)
 
