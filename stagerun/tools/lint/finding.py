@@ -108,7 +108,8 @@ def unsilenced(
         spoken = [n for n, finding in enumerate(findings) if word.speaks_of(finding)]
         silenced.update(spoken)
         if word.id not in known or word.id == ID:
-            hint = nearest(word.id, known) or f"the ids are {listing(sorted(set(known) - {ID}))}"
+            ids = sorted(set(known) - {ID})
+            hint = nearest(word.id, ids) or f"the ids are {listing(ids)}"
             wrong.append(Finding(ID, f"`{word.id}` isn't an id that can be silenced", word.span, hint))
         elif not spoken and not known[word.id].looks:
             where = "in this file" if word.lines is None else "here"
