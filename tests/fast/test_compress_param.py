@@ -2,16 +2,7 @@
 golden/spec/compress and retired_values."""
 
 import pytest
-from facade import (
-    Compression,
-    Memory,
-    Method,
-    ParamKind,
-    Schedule,
-    Scope,
-    read_recipe,
-    recipe,
-)
+from facade import Compression, Memory, Method, ParamKind, Schedule, Scope, read_recipe, recipe
 
 from stagerun import language
 

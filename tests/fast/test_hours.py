@@ -3,15 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from facade import (
-    Event,
-    Inventory,
-    Schedule,
-    SnapshotRef,
-    SnapshotWritten,
-    duration,
-    units,
-)
+from facade import Event, Inventory, Schedule, SnapshotRef, SnapshotWritten, duration, units
 from hypothesis import given
 from hypothesis import strategies as st
 from log_help import evaluated, finished, run_started, stage_started

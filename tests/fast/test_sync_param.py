@@ -5,16 +5,7 @@ from itertools import pairwise
 
 import contract
 import pytest
-from facade import (
-    Outer,
-    Schedule,
-    Solver,
-    Sync,
-    SyncMethod,
-    cost_key,
-    read_recipe,
-    rehearsal,
-)
+from facade import Outer, Schedule, Solver, Sync, SyncMethod, cost_key, read_recipe, rehearsal
 from hypothesis import given
 from hypothesis import strategies as st
 

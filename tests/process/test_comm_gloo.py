@@ -24,18 +24,7 @@ import forked
 import pytest
 import torch
 from compressing import how
-from engine_help import (
-    CPU,
-    SOLVER,
-    ConvNet,
-    Linear,
-    assert_same,
-    dataset,
-    peer_error,
-    started,
-    tensors,
-    updates,
-)
+from engine_help import CPU, SOLVER, ConvNet, Linear, assert_same, dataset, peer_error, started, tensors, updates
 from facade import (
     Determinism,
     Knobs,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LANGUAGE = "tests/fast/test_spec_* tests/fast/test_cases.py tests/fast/test_canonical.py tests/fast/test_lint.py"
-PLAN = "tests/fast/test_schedule* tests/fast/test_plan* tests/fast/test_hours.py tests/fast/test_cli_golden.py tests/train/test_reference.py"
+PLAN = "tests/fast/test_schedule* tests/fast/test_plan* tests/fast/test_hours.py tests/fast/test_cli_golden.py tests/train/test_image_size.py tests/train/test_reference.py"
 STORE = "tests/fast/test_store* tests/train/test_pins.py tests/train/test_stop.py tests/train/test_s[nt]* tests/train/test_store_away.py"
 DATA = (
     "tests/fast/test_data_* tests/fast/test_order.py tests/fast/test_index.py tests/fast/test_sampling* tests/train/test_data_* tests/train/test_loader* "

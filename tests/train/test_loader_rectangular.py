@@ -4,16 +4,7 @@ import cv2
 import made_schedules
 import numpy as np
 import pytest
-from facade import (
-    DataError,
-    Datum,
-    InterpMode,
-    LmdbSource,
-    RandomResize,
-    Stage,
-    Transform,
-    write_lmdb,
-)
+from facade import DataError, Datum, InterpMode, LmdbSource, RandomResize, Stage, Transform, write_lmdb
 from made_images import stored
 
 from stagerun.data.index import Facts, Index

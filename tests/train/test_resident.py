@@ -8,19 +8,7 @@ import numpy as np
 import pytest
 import torch
 from engine_help import CPU, SOLVER
-from facade import (
-    Batch,
-    Cache,
-    DataError,
-    ListRecords,
-    Loader,
-    Note,
-    PadMode,
-    Transform,
-    crop_size,
-    order,
-    recipe,
-)
+from facade import Batch, Cache, DataError, ListRecords, Loader, Note, PadMode, Transform, crop_size, order, recipe
 from made_images import raw, stored
 
 from stagerun.comm import SoloComm
