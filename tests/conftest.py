@@ -53,6 +53,14 @@ def data(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def few(tmp_path_factory):
+    """The LMDB of `nan_help`, without a record that makes an iteration fail; no test changes it."""
+    from nan_help import make_data  # with torch, which tests/fast does without
+
+    return make_data(tmp_path_factory.mktemp("few") / "lmdb")
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory, request):
     """data/ and schedule/, a file's own: `small` on the images of `tiny`."""

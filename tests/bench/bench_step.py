@@ -2,19 +2,19 @@
 
 Both train the same network on the same batches, which lie in memory as bytes, with the same settings: SGD with momentum 0.9 and
 weight decay, channels_last, one worker; on a GPU both are fed through the same prefetcher, and stagerun alone asks for deterministic
-algorithms, as it does when it trains. They take turns in blocks of a few steps. With `--own`, both are stagerun's loop: one trains a copy
-of the network from a Python file, the other the built-in one.
+algorithms, as it does when it trains. They take turns in blocks of a few steps. With `--own`, both are stagerun's loop: one trains the network
+from a Python file, the other the built-in one.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from engine_help import Batch
 from facade import Arithmetic, Normalise, StageLoop, make_state, recipe, torchvision_models, train
 from turns import parser, ratio, spread, turns
 
@@ -49,26 +49,19 @@ CASES = {
 }
 
 
-COPY = Path(__file__).parents[1] / "help" / "copied"
 TORCHVISION = "from torchvision import models\ndef build(num_classes):\n    return models.{}(num_classes=num_classes)\n"
+SMALL = """from stagerun.base.recipe import Model
+from stagerun.models.small import ResNetSmall
+def build(channels, num_classes):
+    return ResNetSmall(Model(name="resnet_small", num_classes=num_classes, channels=channels))
+"""
 
 
-def copied(case: Case) -> Case:
-    """The same with its network from a file: torchvision's own, and of `resnet_small` a copy."""
+def from_file(case: Case) -> Case:
+    """The same with its network from a file."""
     name = case.model.name
-    files = (("mynet.py", TORCHVISION.format(name)),)
-    if name == "resnet_small":
-        files = tuple((path.name, path.read_text()) for path in sorted(COPY.glob("*.py")))
-    return replace(case, model=replace(case.model, name="mynet.py:build", sources=Sources(str(COPY), files)))
-
-
-@dataclass
-class Batch:
-    images: np.ndarray
-    labels: np.ndarray
-    positions: np.ndarray
-    cutout: None = None
-    crop: None = None
+    files = (("mynet.py", SMALL if name == "resnet_small" else TORCHVISION.format(name)),)
+    return replace(case, model=replace(case.model, name="mynet.py:build", sources=Sources("own", files)))
 
 
 def make_batches(case: Case, count: int = 8) -> list[Batch]:
@@ -183,7 +176,9 @@ def seconds(steps: Callable[[int], None], count: int, device: torch.device) -> t
 def compare(case: Case, own: bool, rounds: int, count: int) -> None:
     batches = make_batches(case)
     names = ("from a file", "built in") if own else ("stagerun", "by hand")
-    a, b = (ours(copied(case), batches), ours(case, batches)) if own else (ours(case, batches), by_hand(case, batches))
+    a, b = (
+        (ours(from_file(case), batches), ours(case, batches)) if own else (ours(case, batches), by_hand(case, batches))
+    )
     times: dict[Callable[[int], None], list[tuple[float, float]]] = {a: [], b: []}
     for steps in times:
         settle(case.device, ours=own or steps is a)

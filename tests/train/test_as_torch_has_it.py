@@ -42,8 +42,8 @@ def test_what_may_be_had_in_all_is_the_least_limit(roots):
     group(roots, "0::/slurm/job_7/step_0\n")
     machine = whole_memory(roots)
     assert machine > 1 << 28
-    v2(roots.cgroup / "slurm" / "job_7" / "step_0", "max", 10)
-    v2(roots.cgroup / "slurm" / "job_7", "3000000", 1000000)
+    v2(roots, "slurm/job_7/step_0", "max", 10)
+    v2(roots, "slurm/job_7", "3000000", 1000000)
     assert whole_memory(roots) == 3000000
     group(roots, "3:memory:/slurm\n")
     assert whole_memory(roots) == machine

@@ -11,7 +11,7 @@ import disks
 import pytest
 import torch
 from facade import CompressionChosen, Event, Note, ResumeRefused, RunFinished
-from nan_help import lives, make_data, make_schedule
+from nan_help import lives, make_schedule
 
 from stagerun import store
 from stagerun.language import load
@@ -22,11 +22,6 @@ pytestmark = pytest.mark.long
 DENSE = "NONE"
 AUTO = "snapshot: 4 compress_param { method: AUTO ratio: 0.1 }"
 CHOICE = {"*": DENSE, "conv1.weight": "TOP_K", "fc.weight": "TOP_K"}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return make_data(tmp_path_factory.mktemp("data") / "lmdb")
 
 
 def record(out: Path) -> Path:
@@ -64,8 +59,8 @@ def saved(out: Path, iter: int) -> dict[str, Any]:
     return json.loads((found / "state.json").read_text())  # type: ignore[no-any-return]
 
 
-def test_one_worker_stays_dense_and_says_so(data, tmp_path):
-    schedule, plain = make_schedule(tmp_path / "s", data, AUTO), make_schedule(tmp_path / "p", data, "snapshot: 4")
+def test_one_worker_stays_dense_and_says_so(few, tmp_path):
+    schedule, plain = make_schedule(tmp_path / "s", few, AUTO), make_schedule(tmp_path / "p", few, "snapshot: 4")
     (event,) = chosen(lives(schedule, tmp_path / "out"))
     assert {method for method, *_ in event.methods} == {DENSE} and event.why == "one worker sends nothing"
     assert saved(tmp_path / "out", 12)["choice"] == {"*": DENSE}
@@ -75,14 +70,14 @@ def test_one_worker_stays_dense_and_says_so(data, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_was_chosen_before_the_first_snapshot_is_kept(data, tmp_path, workers):
-    schedule = make_schedule(tmp_path / "s", data, AUTO)
+def test_what_was_chosen_before_the_first_snapshot_is_kept(few, tmp_path, workers):
+    schedule = make_schedule(tmp_path / "s", few, AUTO)
     choose(schedule, tmp_path / "out", workers=workers)
     shown = contract.stagerun(["plan", schedule, "--out", tmp_path / "out"], tmp_path).stdout
     assert f"`main`: AUTO chose for {workers} worker" in shown
     (event,) = chosen(lives(schedule, tmp_path / "out", workers))
     assert "OUT/choices" in event.why and {method for method, *_ in event.methods} == {DENSE, "TOP_K"}
-    lives(written(tmp_path / "w", data, CHOICE), tmp_path / "written", workers)
+    lives(written(tmp_path / "w", few, CHOICE), tmp_path / "written", workers)
     assert ends(tmp_path / "out") == ends(tmp_path / "written") and "residual.safetensors" in ends(tmp_path / "out")
 
 
@@ -93,17 +88,17 @@ NOT_ALLOWED = ({"*": "TERNGRAD"}, {"*": DENSE, "nothing": "TOP_K"}, {"fc.weight"
     "changes",
     [{"identity": "another"}, {"parent": "another"}, {"workers": 2}, *({"choice": choice} for choice in NOT_ALLOWED)],
 )
-def test_what_does_not_fit_is_chosen_anew(data, tmp_path, changes):
-    schedule = make_schedule(tmp_path / "s", data, AUTO, main="max_iter: 1")
+def test_what_does_not_fit_is_chosen_anew(few, tmp_path, changes):
+    schedule = make_schedule(tmp_path / "s", few, AUTO, main="max_iter: 1")
     choose(schedule, tmp_path / "out", **changes)
     (event,) = chosen(lives(schedule, tmp_path / "out"))
     assert event.why == "one worker sends nothing"
     assert json.loads(record(tmp_path / "out").read_text())["choice"] == {"*": DENSE}
 
 
-def test_the_snapshot_has_it_too(data, tmp_path):
+def test_the_snapshot_has_it_too(few, tmp_path):
     """A run that goes on elsewhere, or after someone has cleared OUT/choices away."""
-    schedule = make_schedule(tmp_path / "s", data, AUTO)
+    schedule = make_schedule(tmp_path / "s", few, AUTO)
     for out in (tmp_path / "straight", tmp_path / "killed"):
         choose(schedule, out)
     lives(schedule, tmp_path / "straight")
@@ -115,8 +110,8 @@ def test_the_snapshot_has_it_too(data, tmp_path):
     assert ends(tmp_path / "straight") == ends(tmp_path / "killed")
 
 
-def test_a_snapshot_that_does_not_say_what_was_chosen_is_refused(data, tmp_path):
-    schedule, out, disk = make_schedule(tmp_path / "s", data, AUTO), tmp_path / "out", store.LocalDisk()
+def test_a_snapshot_that_does_not_say_what_was_chosen_is_refused(few, tmp_path):
+    schedule, out, disk = make_schedule(tmp_path / "s", few, AUTO), tmp_path / "out", store.LocalDisk()
     choose(schedule, out)
     lives(schedule, out, kill_after=6)
     (ref,) = store.inventory(disk, out).of("main")
@@ -131,9 +126,9 @@ def test_a_snapshot_that_does_not_say_what_was_chosen_is_refused(data, tmp_path)
             lives(schedule, out)
 
 
-def test_choosing_leaves_training_as_it_was(data, tmp_path):
+def test_choosing_leaves_training_as_it_was(few, tmp_path):
     """Weights, BatchNorm's statistics, momentum and what is drawn at random: bit for bit those of a run that was told what to do."""
-    schedule = make_schedule(tmp_path / "s", data, AUTO)
+    schedule = make_schedule(tmp_path / "s", few, AUTO)
     before = torch.get_rng_state()
     events = lives(schedule, tmp_path / "out", workers=2)
     (event,) = chosen(events)
@@ -142,12 +137,12 @@ def test_choosing_leaves_training_as_it_was(data, tmp_path):
     found = json.loads(record(tmp_path / "out").read_text())
     assert found["workers"] == 2
     torch.set_rng_state(before)
-    lives(written(tmp_path / "w", data, found["choice"]), tmp_path / "written", workers=2)
+    lives(written(tmp_path / "w", few, found["choice"]), tmp_path / "written", workers=2)
     assert ends(tmp_path / "out") == ends(tmp_path / "written")
 
 
-def test_a_stop_while_it_chooses_leaves_nothing(data, tmp_path):
-    schedule = make_schedule(tmp_path / "s", data, AUTO)
+def test_a_stop_while_it_chooses_leaves_nothing(few, tmp_path):
+    schedule = make_schedule(tmp_path / "s", few, AUTO)
     events = lives(schedule, tmp_path / "out", workers=2, stop_after=1)
     assert type(events[-1]).__name__ == "Stopped" and not (tmp_path / "out" / "choices").exists()
     events = lives(schedule, tmp_path / "out", workers=2)

@@ -10,7 +10,7 @@ import torch
 from compressing import how
 from engine_help import KNOBS, SOLVER, Batch, ConvNet, Threads, assert_same, dataset, started, tensors, updates
 from facade import Capture, Compression, Determinism, Memory, Method, Note, Scope, TrainState, recipe
-from nan_help import lives, make_data, make_schedule
+from nan_help import lives, make_schedule
 from processes import ends
 
 from stagerun.comm import Comm, SoloComm
@@ -152,11 +152,6 @@ def test_a_threshold_means_the_same_for_any_number_of_workers(workers):
 # -- over lives
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return make_data(tmp_path_factory.mktemp("data") / "lmdb")
-
-
 POWER_SGD = "method: POWER_SGD rank: 2"
 QSGD = 'method: QSGD memory: RESIDUAL start_iter: 2 param { name: "fc*" method: NONE }'
 
@@ -170,8 +165,8 @@ def schedule(folder: Path, data: Path, compress: str, determinism: str) -> Path:
 @pytest.mark.parametrize(
     ("compress", "determinism", "then"), [(POWER_SGD, "FIXED", 2), (QSGD, "ELASTIC", 1), (POWER_SGD, "ELASTIC", 1)]
 )
-def test_a_run_that_was_ended_goes_on_to_the_same_bits(data, tmp_path, compress, determinism, then):
-    folder = schedule(tmp_path / "s", data, compress, determinism)
+def test_a_run_that_was_ended_goes_on_to_the_same_bits(few, tmp_path, compress, determinism, then):
+    folder = schedule(tmp_path / "s", few, compress, determinism)
     lives(folder, tmp_path / "whole", then)
     lives(folder, tmp_path / "out", 2, stop_after=3)
     lives(folder, tmp_path / "out", then, kill_after=2)
@@ -179,8 +174,8 @@ def test_a_run_that_was_ended_goes_on_to_the_same_bits(data, tmp_path, compress,
     assert ends(tmp_path / "out") == ends(tmp_path / "whole")
 
 
-def test_fixed_goes_on_with_other_workers_and_says_what_becomes_of_residuals(data, tmp_path):
-    folder = schedule(tmp_path / "s", data, POWER_SGD, "FIXED")
+def test_fixed_goes_on_with_other_workers_and_says_what_becomes_of_residuals(few, tmp_path):
+    folder = schedule(tmp_path / "s", few, POWER_SGD, "FIXED")
     lives(folder, tmp_path / "out", 2, stop_after=3)
     said = "\n".join(event.text for event in lives(folder, tmp_path / "out", 3) if isinstance(event, Note))
     assert "resume is EQUIVALENT, not BIT-EXACT" in said and "workers: 2 -> 3" in said
@@ -194,8 +189,8 @@ def test_fixed_goes_on_with_other_workers_and_says_what_becomes_of_residuals(dat
         ("param", "name: 'conv1.wieght' lr_mult: 0", "did you mean `conv1.weight`?"),
     ],
 )  # fmt: skip
-def test_a_pattern_that_fits_nothing_is_a_mistake_with_a_place(data, tmp_path, field, rule, said):
-    folder = make_schedule(tmp_path / "s", data)
+def test_a_pattern_that_fits_nothing_is_a_mistake_with_a_place(few, tmp_path, field, rule, said):
+    folder = make_schedule(tmp_path / "s", few)
     done = contract.stagerun(["run", folder, "--nproc", 1, "--set", f"solver.{field}={{{rule}}}"], tmp_path)
     assert done.exit_code == 64 and said in done.output
     assert "fits no parameter of the model" in done.output and "--set" in done.output

@@ -38,11 +38,6 @@ pytestmark = pytest.mark.long
 SOLVER_TEXT = "snapshot: 3 ema_decay: 0.9"
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return make_data(tmp_path_factory.mktemp("data") / "lmdb")
-
-
 # -- digests
 
 
@@ -114,8 +109,8 @@ def saved(out: Path) -> list[int]:
     ],
     ids=["weight", "momentum", "statistics", "average"],
 )
-def test_a_flipped_bit_is_found_and_nothing_of_it_kept(data, tmp_path, monkeypatch, harm, name, workers):
-    schedule = make_schedule(tmp_path / "s", data, SOLVER_TEXT)
+def test_a_flipped_bit_is_found_and_nothing_of_it_kept(few, tmp_path, monkeypatch, harm, name, workers):
+    schedule = make_schedule(tmp_path / "s", few, SOLVER_TEXT)
     found = corrupted(monkeypatch, harm, {1})
     with pytest.raises(StagerunError) as caught:
         lives(schedule, tmp_path / "out", workers)
@@ -126,20 +121,20 @@ def test_a_flipped_bit_is_found_and_nothing_of_it_kept(data, tmp_path, monkeypat
     assert saved(tmp_path / "out") == [3]
 
 
-def test_what_ranks_of_one_replica_hold_is_compared_where_the_average_does_not_show_it(data, tmp_path, monkeypatch):
+def test_what_ranks_of_one_replica_hold_is_compared_where_the_average_does_not_show_it(few, tmp_path, monkeypatch):
     """The first of them hands it in."""
     sync = "snapshot: 3 sync_param { method: LOCAL replicas: 2 period: 12 }"
     found = corrupted(monkeypatch, flip(weights, "conv1.weight"), {3})
     with pytest.raises(StagerunError) as caught:
-        lives(make_schedule(tmp_path / "s", data, sync), tmp_path / "out", 4)
+        lives(make_schedule(tmp_path / "s", few, sync), tmp_path / "out", 4)
     assert caught.value.exit_code == ExitCode.RANKS_DIFFER and saved(tmp_path / "out") == [3]
     where = "after iteration 6 of stage `main`: rank 3 has other bits than the other 3 workers in `replica 1`"
     assert list(found.values()) == ["", where]
 
 
 @pytest.mark.parametrize("stop_after, iter", [(8, 8), (None, 12)], ids=["stop", "end"])
-def test_also_at_a_stop_and_at_the_end_of_a_stage(data, tmp_path, monkeypatch, stop_after, iter):
-    schedule = make_schedule(tmp_path / "s", data, "snapshot: 0")
+def test_also_at_a_stop_and_at_the_end_of_a_stage(few, tmp_path, monkeypatch, stop_after, iter):
+    schedule = make_schedule(tmp_path / "s", few, "snapshot: 0")
     found = corrupted(monkeypatch, flip(weights, "conv1.weight"), {0})
     with pytest.raises(StagerunError) as caught:
         lives(schedule, tmp_path / "out", 3, stop_after=stop_after)
@@ -165,7 +160,7 @@ def test_no_false_alarm(tmp_path, monkeypatch):
     assert set(found.values()) == {""} and len(found) >= 7
 
 
-def test_all_ranks_diverge_alike(data, tmp_path, monkeypatch):
+def test_all_ranks_diverge_alike(few, tmp_path, monkeypatch):
     """The same infinity everywhere is no difference; the ranks beside rank 0 find it."""
 
     def harm(state: TrainState) -> None:
@@ -173,7 +168,7 @@ def test_all_ranks_diverge_alike(data, tmp_path, monkeypatch):
 
     found = corrupted(monkeypatch, harm, {0, 1, 2}, iter=6)
     with pytest.raises(StagerunError) as caught:
-        lives(make_schedule(tmp_path / "s", data, SOLVER_TEXT), tmp_path / "out", 3)
+        lives(make_schedule(tmp_path / "s", few, SOLVER_TEXT), tmp_path / "out", 3)
     assert caught.value.exit_code == Diverged.exit_code and set(found.values()) == {""}
     assert saved(tmp_path / "out") == [3]
 
@@ -184,21 +179,21 @@ def unlike_hosts(monkeypatch):
 
 
 @pytest.mark.usefixtures("unlike_hosts")
-def test_ranks_that_do_not_compute_alike_are_warned_of(data, tmp_path, monkeypatch):
+def test_ranks_that_do_not_compute_alike_are_warned_of(few, tmp_path, monkeypatch):
     corrupted(monkeypatch, flip(weights, "conv1.weight"), {1})
-    events = lives(make_schedule(tmp_path / "s", data, SOLVER_TEXT), tmp_path / "out", 2)
+    events = lives(make_schedule(tmp_path / "s", few, SOLVER_TEXT), tmp_path / "out", 2)
     warned = [e.text for e in events if isinstance(e, Note) and "different bits" in e.text]
     assert len(warned) == 1 and "rank 1: instruction set DEFAULT" in warned[0] and "`conv1.weight`" in warned[0]
     assert saved(tmp_path / "out")[-1] == 12
 
 
-def test_what_a_lost_peer_keeps_from_being_compared_is_saved(data, tmp_path, monkeypatch):
+def test_what_a_lost_peer_keeps_from_being_compared_is_saved(few, tmp_path, monkeypatch):
     def gone(*rest: object) -> object:
         raise PeerError("gone")
 
     monkeypatch.setattr(proofs, "compare", gone)
     with pytest.raises(PeerError):
-        lives(make_schedule(tmp_path / "s", data, SOLVER_TEXT), tmp_path / "out", 2)
+        lives(make_schedule(tmp_path / "s", few, SOLVER_TEXT), tmp_path / "out", 2)
     assert saved(tmp_path / "out") == [3]
 
 
@@ -243,7 +238,7 @@ def test_a_launched_run_ends_with_80_and_goes_on_to_the_same_bits(tmp_path):
 
 
 @pytest.mark.usefixtures("unlike_hosts")
-def test_among_unlike_hosts_rank_0_saves_nothing_that_is_not_finite(data, tmp_path, monkeypatch):
+def test_among_unlike_hosts_rank_0_saves_nothing_that_is_not_finite(few, tmp_path, monkeypatch):
     """There a difference is only warned of, and what the others have says nothing of what rank 0 has."""
 
     def harm(state: TrainState) -> None:
@@ -251,7 +246,7 @@ def test_among_unlike_hosts_rank_0_saves_nothing_that_is_not_finite(data, tmp_pa
 
     corrupted(monkeypatch, harm, {0}, 3)
     with pytest.raises(StagerunError):
-        lives(make_schedule(tmp_path / "s", data, SOLVER_TEXT), tmp_path / "out", 2)
+        lives(make_schedule(tmp_path / "s", few, SOLVER_TEXT), tmp_path / "out", 2)
     assert 3 not in saved(tmp_path / "out")
 
 

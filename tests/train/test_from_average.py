@@ -38,11 +38,6 @@ FINE = 'stage { name: "fine" from: "all" solver_param { base_lr: 0.02 max_iter: 
 TRUNK, FINES = 8, 5  # iterations
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return nan_help.make_data(tmp_path_factory.mktemp("along") / "data")
-
-
 def made(folder: Path, data: Path, *blocks: str, shared: str = "") -> Path:
     folder.mkdir(exist_ok=True)
     text = SCHEDULE.format(data=data, shared=shared) + "".join(blocks)
@@ -51,10 +46,10 @@ def made(folder: Path, data: Path, *blocks: str, shared: str = "") -> Path:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory, data):
+def base(tmp_path_factory, few):
     """s/, and out/ of a run that nothing interrupted."""
     base = tmp_path_factory.mktemp("base")
-    nan_help.lives(made(base / "s", data, ALONG, FINE), base / "out")
+    nan_help.lives(made(base / "s", few, ALONG, FINE), base / "out")
     return base
 
 
@@ -94,9 +89,9 @@ def test_what_members_need_is_kept_and_it_goes_on_behind_the_last_with_no_moment
 
 
 @pytest.mark.parametrize("workers, determinism", [(1, "FIXED"), (2, "ELASTIC")])
-def test_killed_and_stopped_anywhere_it_ends_in_the_same_bits(base, data, tmp_path, workers, determinism):
+def test_killed_and_stopped_anywhere_it_ends_in_the_same_bits(base, few, tmp_path, workers, determinism):
     """Killed before the stage's first snapshot, and after it; stopped in between."""
-    folder = made(tmp_path / "s", data, ALONG, FINE, shared=f"determinism: {determinism}")
+    folder = made(tmp_path / "s", few, ALONG, FINE, shared=f"determinism: {determinism}")
     nan_help.lives(folder, tmp_path / "whole")
     out = tmp_path / "out"
     for iterations in (TRUNK, 1, 3):
@@ -113,18 +108,18 @@ EDITS = [("one_minus_sqrt", "linear"), (' shape: "one_minus_sqrt"', ""), ("batch
 @pytest.mark.parametrize(
     "edit", [*EDITS, ("3..7/2", "5..7/2"), ("3..7/2", "3..7/4")], ids=lambda edit: edit[1] or "plain"
 )
-def test_another_average_makes_the_stage_stale_and_no_other(base, data, tmp_path, edit):
-    folder = made(tmp_path / "s", data, ALONG.replace(*edit), FINE)
+def test_another_average_makes_the_stage_stale_and_no_other(base, few, tmp_path, edit):
+    folder = made(tmp_path / "s", few, ALONG.replace(*edit), FINE)
     assert states(folder, base / "out") == {"trunk": State.DONE, "fine": State.STALE}
-    named = made(folder, data, ALONG.replace('"all"', '"mean"'), FINE.replace('"all"', '"mean"'))
+    named = made(folder, few, ALONG.replace('"all"', '"mean"'), FINE.replace('"all"', '"mean"'))
     assert states(named, base / "out") == {"trunk": State.DONE, "fine": State.DONE}, "its name changes nothing"
 
 
-def test_members_thought_of_later_are_trained_again_up_to_there(data, tmp_path):
+def test_members_thought_of_later_are_trained_again_up_to_there(few, tmp_path):
     """In pieces of the trunk, before the stage that starts from them; with the bits that they would have had."""
     folder, out = tmp_path / "s", tmp_path / "out"
-    nan_help.lives(made(folder, data), out)
-    events = nan_help.lives(made(folder, data, ALONG, FINE), out)
+    nan_help.lives(made(folder, few), out)
+    events = nan_help.lives(made(folder, few, ALONG, FINE), out)
     pieces, started = of(events, PieceStarted), of(events, StageStarted)
     assert [(piece.until, piece.children) for piece in pieces] and [stage.stage for stage in started] == ["fine"]
     assert events.index(pieces[-1]) < events.index(started[0])
@@ -133,13 +128,13 @@ def test_members_thought_of_later_are_trained_again_up_to_there(data, tmp_path):
     assert all(np.array_equal(found[name], value) for name, value in whole.items())
 
 
-def test_a_damaged_member_is_set_aside_and_made_anew(base, data, tmp_path):
-    folder, out = made(tmp_path / "s", data, ALONG), tmp_path / "out"
+def test_a_damaged_member_is_set_aside_and_made_anew(base, few, tmp_path):
+    folder, out = made(tmp_path / "s", few, ALONG), tmp_path / "out"
     nan_help.lives(folder, out)
     (snapshot,) = (out / "snapshots").glob("trunk-00000005-*")
     file = snapshot / WEIGHTS
     file.write_bytes(file.read_bytes()[:-1] + b"\0")
-    events = nan_help.lives(made(folder, data, ALONG, FINE), out)
+    events = nan_help.lives(made(folder, few, ALONG, FINE), out)
     assert of(events, PieceStarted) and of(events, Iterated)[-1].iter == FINES
     expected, found = (weights(place, "fine", FINES) for place in (base / "out", out))
     assert all(np.array_equal(found[name], value) for name, value in expected.items())
@@ -149,12 +144,12 @@ def on_disk(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and file.name != "MANIFEST.json")
 
 
-def test_the_estimate_of_the_disk_has_what_a_run_writes_of_averages(base, data, tmp_path):
+def test_the_estimate_of_the_disk_has_what_a_run_writes_of_averages(base, few, tmp_path):
     """Two averages, one of snapshots along the trunk: by a rehearsal, and by the snapshots of a half of it."""
     more = 'ensemble { name: "ends" members: ["trunk", "fine"] rule: WEIGHT_AVERAGE }\n'
     off = 'stage { name: "off" enabled: false solver_param { max_iter: 5 } }\n'
     never = 'ensemble { name: "never" members: ["trunk", "off"] rule: WEIGHT_AVERAGE }\n'
-    folder, out = made(tmp_path / "s", data, ALONG, FINE, more, off, never), tmp_path / "out"
+    folder, out = made(tmp_path / "s", few, ALONG, FINE, more, off, never), tmp_path / "out"
     words = "rehearse", folder, "--iters", 2, *ALONE, "--out", tmp_path / "r", "--json"
     rehearsed = json.loads(contract.stagerun(words, tmp_path).stdout)
     average_bytes = rehearsed["figures"]["average_bytes"]
@@ -184,10 +179,10 @@ def test_the_averaged_network_is_evaluated_and_exported_by_the_ensembles_name(ba
     assert torch.load(file, weights_only=True)["fc.weight"].dtype is torch.float64
 
 
-def test_what_has_moved_is_not_evaluated_again(tmp_path, data):
+def test_what_has_moved_is_not_evaluated_again(tmp_path, few):
     """The folder of the schedule, with its images below it, and then the images alone."""
     folder, out = made(tmp_path / "s", Path("data"), ALONG), tmp_path / "out"
-    shutil.copytree(data, folder / "data")
+    shutil.copytree(few, folder / "data")
     assert [type(e).__name__ for e in nan_help.lives(folder, out) if isinstance(e, StageFinished | EnsembleTested)]
     folder = folder.rename(tmp_path / "moved")
     (folder / "data").rename(tmp_path / "images")
@@ -199,7 +194,7 @@ def test_what_has_moved_is_not_evaluated_again(tmp_path, data):
     assert {type(e) for e in changed if isinstance(e, StageFinished | EnsembleTested)}
 
 
-def test_an_average_that_a_stage_keeps_beside_its_weights_makes_nothing_below_it_stale(tmp_path, data):
+def test_an_average_that_a_stage_keeps_beside_its_weights_makes_nothing_below_it_stale(tmp_path, few):
     """What starts from it, or from an average of it and others, starts from its trained weights; another setting of it does."""
     ends = 'stage { name: "two" from: "trunk" solver_param { max_iter: 2 MORE } }\nensemble { name: "all" members: ["trunk", "two"] rule: WEIGHT_AVERAGE }\n'
     below = (
@@ -209,7 +204,7 @@ def test_an_average_that_a_stage_keeps_beside_its_weights_makes_nothing_below_it
     out = tmp_path / "out"
 
     def schedule(more: str) -> Path:
-        return made(tmp_path / "s", data, ends.replace("MORE", more), below)
+        return made(tmp_path / "s", few, ends.replace("MORE", more), below)
 
     nan_help.lives(schedule(""), out)
     below_done = dict.fromkeys(("trunk", "fine", "plain", "last"), State.DONE)

@@ -25,7 +25,7 @@ from facade import (
     TrainState,
     UsageError,
 )
-from nan_help import lives, make_data, make_schedule
+from nan_help import lives, make_schedule
 
 from stagerun.base.errors import RanksDiffer, ResumeRefused
 from stagerun.cli import main
@@ -63,14 +63,9 @@ def nudged(monkeypatch):
     return iters
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return make_data(tmp_path_factory.mktemp("data") / "lmdb")
-
-
 @pytest.fixture
-def folder(tmp_path, data):
-    return make_schedule(tmp_path / "s", data, shared="keep_snapshots: 100", **STAGES)
+def folder(tmp_path, few):
+    return make_schedule(tmp_path / "s", few, shared="keep_snapshots: 100", **STAGES)
 
 
 def notes(events: list[Event]) -> list[str]:
@@ -176,13 +171,13 @@ def refused(replayed: Path, folder: Path, out: Path, *changes: str) -> str:
     return caught.value.message
 
 
-def test_mistakes(tmp_path, folder, data):
+def test_mistakes(tmp_path, folder, few):
     lives(folder, tmp_path / "out")
     out, new = tmp_path / "out", tmp_path / "new"
     assert "is the replay's own output folder" in refused(out, folder, tmp_path / "s" / ".." / "out")
-    for nothing in (tmp_path / "none", data, folder):
+    for nothing in (tmp_path / "none", few, folder):
         assert "there is no snapshot of `main` that can be read" in refused(nothing, folder, new)
-    plain = make_schedule(tmp_path / "plain", data, main="max_iter: 6")
+    plain = make_schedule(tmp_path / "plain", few, main="max_iter: 6")
     assert "no stage of nan has `method: ASYNC`" in refused(out, plain, new)
     changed = refused(out, folder, new, "first.base_lr=0.5")
     assert "is of another schedule:" in changed and "base_lr 0.05 -> 0.5 (--set:1)" in changed

@@ -191,11 +191,6 @@ SYNCS = {
 STAGES = {"main": "max_iter: 10 warmup_iter: 2 snapshot: 2", "after": "max_iter: 2 carry { momentum: KEEP }"}
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return make_data(tmp_path_factory.mktemp("data") / "lmdb")
-
-
 def schedule(tmp_path: Path, data: Path, sync: str, solver: str = "", **stages: str) -> Path:
     solver = f"sync_param {{ {sync} }} {solver}"
     shared = "determinism: ELASTIC keep_snapshots: 100"
@@ -204,8 +199,8 @@ def schedule(tmp_path: Path, data: Path, sync: str, solver: str = "", **stages: 
 
 @pytest.mark.long
 @pytest.mark.parametrize("sync", SYNCS)
-def test_a_run_that_is_stopped_and_killed_between_synchronisations_ends_in_the_same_bits(tmp_path, data, sync):
-    folder = schedule(tmp_path, data, SYNCS[sync])
+def test_a_run_that_is_stopped_and_killed_between_synchronisations_ends_in_the_same_bits(tmp_path, few, sync):
+    folder = schedule(tmp_path, few, SYNCS[sync])
     whole = lives(folder, tmp_path / "whole")
     lives(folder, tmp_path / "parts", 2, stop_after=3)
     lives(folder, tmp_path / "parts", 4, kill_after=4)
@@ -218,8 +213,8 @@ def test_a_run_that_is_stopped_and_killed_between_synchronisations_ends_in_the_s
     assert files == {f"main-{i:08}" for i in range(first, 10, 2)}
 
 
-def test_a_snapshot_holds_the_replicas_and_their_average(tmp_path, data):
-    lives(schedule(tmp_path, data, SYNCS["local"], main="max_iter: 7 warmup_iter: 2 snapshot: 1"), tmp_path / "out")
+def test_a_snapshot_holds_the_replicas_and_their_average(tmp_path, few):
+    lives(schedule(tmp_path, few, SYNCS["local"], main="max_iter: 7 warmup_iter: 2 snapshot: 1"), tmp_path / "out")
     found = {folder.name.rpartition("-")[0]: folder for folder in (tmp_path / "out" / "snapshots").iterdir()}
     between, met = found["main-00000005"], found["main-00000006"]
     model, own = load_file(between / "model.safetensors"), load_file(between / "replicas.safetensors")
@@ -235,14 +230,14 @@ def test_a_snapshot_holds_the_replicas_and_their_average(tmp_path, data):
 
 
 @pytest.mark.long
-def test_an_evaluation_is_of_the_average_and_changes_no_replica(tmp_path, data):
+def test_an_evaluation_is_of_the_average_and_changes_no_replica(tmp_path, few):
     """Whoever holds what, and whether a snapshot has made the average before."""
 
     def tested(workers: int, changes: str) -> tuple[list[tuple[int, float]], dict[str, bytes]]:
         here = tmp_path / changes / str(workers)
-        folder = schedule(here, data, SYNCS["local"], main=f"max_iter: 8 {changes}")
+        folder = schedule(here, few, SYNCS["local"], main=f"max_iter: 8 {changes}")
         text = (folder / "schedule.prototxt").read_text()
-        val = f'val {{ source: "{data}" images: 64 }} shuffle: false'
+        val = f'val {{ source: "{few}" images: 64 }} shuffle: false'
         (folder / "schedule.prototxt").write_text(text.replace("shuffle: false", val))
         told = [(e.iter, e.loss) for e in lives(folder, here / "out", workers) if isinstance(e, Tested)]
         return told, snapshots(here / "out")[("main-00000008", "model.safetensors")]
