@@ -13,7 +13,6 @@ import lmdb
 import made_up_runs
 import pytest
 import small
-import tiny
 from click.testing import CliRunner
 from facade import Datum, Failed, Note, StorageError
 from log_help import room
@@ -36,10 +35,10 @@ def unread(*words: object, cwd: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def schedule(tmp_path_factory):
-    base = tmp_path_factory.mktemp("ending")
-    tiny.make_data(base / "data")
-    return small.make_schedule(base / "schedule", base / "data", cyc1='base_lr: 1e6 lr_policy: "fixed" max_iter: 9')
+def schedule(tmp_path_factory, data):
+    return small.make_schedule(
+        tmp_path_factory.mktemp("ending") / "schedule", data, cyc1='base_lr: 1e6 lr_policy: "fixed" max_iter: 9'
+    )
 
 
 @pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -145,11 +144,9 @@ def test_a_caret_stands_under_its_place(tmp_path):
 # -- what the shell or the machine doesn't give
 
 
-def test_closed_streams_and_sockets_that_warn(schedule, tmp_path):
+def test_closed_streams_and_sockets_that_warn(data, tmp_path):
     """Without stdout the worker's sign of life had its number, and the monitors read /dev/null in its place."""
-    small.make_schedule(
-        tmp_path / "short", schedule.parent / "data", init='base_lr: 0.01 lr_policy: "fixed" max_iter: 1'
-    )
+    small.make_schedule(tmp_path / "short", data, init='base_lr: 0.01 lr_policy: "fixed" max_iter: 1')
     with open(tmp_path / "said", "w") as said:
         done = subprocess.run(
             [sys.executable, "-m", "stagerun", "run", "short", "--until", "init", "--nproc", "2", "--threads", "1"],

@@ -367,12 +367,7 @@ def test_the_launcher_ends_workers_whose_time_is_over(tmp_path, capfd):
 
 @pytest.mark.parametrize("first", [[signal.SIGINT], [signal.SIGTERM, signal.SIGINT]])
 @pytest.mark.parametrize("saved", [False, True])
-def test_a_second_interrupt_of_the_launcher_ends_at_once(
-    tmp_path,
-    capfd,
-    first,
-    saved,
-):
+def test_a_second_interrupt_of_the_launcher_ends_at_once(tmp_path, capfd, first, saved):
     leaves = '{"code": 75, "text": "all is saved"}' if saved else ""
     assert launcher(tmp_path, 60.0, [*first, signal.SIGINT], leaves) == (75 if saved else 130)
     assert ("all is saved" if saved else "ended without saving") in capfd.readouterr().err
