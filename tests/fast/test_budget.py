@@ -21,7 +21,7 @@ from stagerun.language.proto.manual import COMMENTS
 
 ROOT = Path(__file__).parents[2]
 
-LINES = {"package": 74_038, "tests": 42_022}
+LINES = {"package": 74_038, "tests": 42_000}
 CASES = 11_080  # lines in tests/cases
 TOKENS = 541_320
 FILES = 449

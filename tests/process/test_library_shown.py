@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import small
-import tiny
 
 import stagerun
 
@@ -17,10 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, data):
     """A folder to work in, with the schedules that are named, on a few images."""
-    tiny.make_data(tmp_path / "data")
-    small.make_schedule(tmp_path / "solvers" / "mine", tmp_path / "data")
+    small.make_schedule(tmp_path / "solvers" / "mine", data)
     file = tmp_path / "solvers" / "mine" / "schedule.prototxt"
     file.write_text(file.read_text().replace('name: "tiny"', 'name: "mine"'))
     shutil.copytree(tmp_path / "solvers" / "mine", tmp_path / "solvers" / "fashion_collapse")

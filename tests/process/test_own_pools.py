@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import small
-import tiny
 
 PROGRAM = """
 import sys
@@ -89,9 +88,8 @@ def test_processes_that_could_not_import_the_file_are_refused_at_its_line(name, 
     assert text in answer(tmp_path, f"POOL = {executor}", "list(POOL.map(work, [1]))", name)
 
 
-def test_what_a_file_leaves_at_work_does_not_keep_the_command(tmp_path):
-    tiny.make_data(tmp_path / "data")
-    schedule = small.make_schedule(tmp_path / "schedule", tmp_path / "data") / "schedule.prototxt"
+def test_what_a_file_leaves_at_work_does_not_keep_the_command(tmp_path, data):
+    schedule = small.make_schedule(tmp_path / "schedule", data) / "schedule.prototxt"
     model = 'model { name: "mynet.py:build" num_classes: 10 channels: 1 }'
     lines = [model if line.startswith("model {") else line for line in schedule.read_text().splitlines()]
     schedule.write_text("\n".join(lines))

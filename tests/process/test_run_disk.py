@@ -6,7 +6,6 @@ import subprocess
 import processes
 import pytest
 import small
-import tiny
 
 SIZE_MB = 14  # of the disk; a snapshot of the small model takes 2.5 MB
 BALLAST_MB = 10.3  # one fits beside it
@@ -24,11 +23,10 @@ def disk(tmp_path):
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_full(disk, tmp_path):
-    tiny.make_data(tmp_path / "data")
+def test_full(disk, tmp_path, data):
     # The second and third snapshots are periodic ones that find no room.
     longer = small.STAGES["init"].replace("max_iter: 6", "max_iter: 7")
-    schedule = small.make_schedule(tmp_path / "schedule", tmp_path / "data", init=longer)
+    schedule = small.make_schedule(tmp_path / "schedule", data, init=longer)
     straight = small.run(schedule, tmp_path / "straight")
     assert straight.returncode == 0, straight.stderr
 

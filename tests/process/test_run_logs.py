@@ -35,11 +35,8 @@ def test_a_caffe_log_of_a_run_is_read_by_a_parser_of_caffes_lines(finished):
     events = [json.loads(line) for line in (finished / "out" / "log.jsonl").read_text().splitlines()]
     trained, tested = ([e for e in events if e["event"] == name] for name in ("Iterated", "Tested"))
     above = dict(zip(small.STAGES, (0, 6, 11, 14), strict=True))
-    assert (
-        [row["NumIters"] for row in parsed.train]
-        == [above[e["stage"]] + e["iter"] - 1 for e in trained]
-        == [*range(17)]
-    )
+    assert [row["NumIters"] for row in parsed.train] == [*range(17)]
+    assert [above[e["stage"]] + e["iter"] - 1 for e in trained] == [*range(17)]
     assert [row["loss"] for row in parsed.train] == [float(f"{e['loss']:g}") for e in trained]
     assert [row["LearningRate"] for row in parsed.train] == [float(f"{e['lr']:g}") for e in trained]
     assert [row["NumIters"] for row in parsed.test] == [above[e["stage"]] + e["iter"] for e in tested]

@@ -10,7 +10,6 @@ from typing import Any
 import processes
 import pytest
 import small
-import tiny
 
 from stagerun import manual
 
@@ -19,10 +18,9 @@ INIT = 'base_lr: 0.1 lr_policy: "poly" power: 1 max_iter: 60 test_interval: 7 sn
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, data):
     base = tmp_path_factory.mktemp("trackers")
-    tiny.make_data(base / "data")
-    small.make_schedule(base / "schedule", base / "data", init=INIT)
+    small.make_schedule(base / "schedule", data, init=INIT)
     return base
 
 

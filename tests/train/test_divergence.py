@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import small
-import tiny
 import torch
 from facade import (
     Diverged,
@@ -217,9 +216,8 @@ if os.environ.get("RANK") == "1" and "stagerun.launch.watch.monitor" not in sys.
 
 
 @pytest.mark.process
-def test_a_launched_run_ends_with_80_and_goes_on_to_the_same_bits(tmp_path):
-    tiny.make_data(tmp_path / "data")
-    schedule = small.make_schedule(tmp_path / "schedule", tmp_path / "data")
+def test_a_launched_run_ends_with_80_and_goes_on_to_the_same_bits(tmp_path, data):
+    schedule = small.make_schedule(tmp_path / "schedule", data)
     (tmp_path / "hook").mkdir()
     (tmp_path / "hook" / "sitecustomize.py").write_text(HOOK)
     path = os.pathsep.join([str(tmp_path / "hook"), os.environ.get("PYTHONPATH", "")])

@@ -74,11 +74,10 @@ plateau_winsize: 2 plateau_winsize: 1 plateau_winsize: 3"""
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
+def base(tmp_path_factory, data):
     """data/ and schedule/, of one stage."""
     base = tmp_path_factory.mktemp("plateau")
-    tiny.make_data(base / "data")
-    text = tiny.SCHEDULE.format(data=base / "data", train=tiny.TRAIN_IMAGES, val=tiny.VAL_IMAGES)
+    text = tiny.SCHEDULE.format(data=data, train=tiny.TRAIN_IMAGES, val=tiny.VAL_IMAGES)
     text = (
         text[: text.index("stage {")].replace("snapshot: 3", "snapshot: 4").replace("batch_size: 32", "batch_size: 8")
     )

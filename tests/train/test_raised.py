@@ -66,10 +66,8 @@ def test_a_shorter_stage_goes_on_from_its_newest_snapshot_before_its_end(data, t
 
     go(made(8), tmp_path / "out")
     command("plan", made(to, "poly"), "--out", tmp_path / "out")
-    assert (
-        json.loads(command("plan", made(to, "poly"), "--out", tmp_path / "out", "--json"))["stages"][0]["state"]
-        == "stale"
-    )
+    planned = json.loads(command("plan", made(to, "poly"), "--out", tmp_path / "out", "--json"))
+    assert planned["stages"][0]["state"] == "stale"
     schedule = made(to)
     if start is None:
         assert "max_iter 8 -> 2" in command("run", schedule, "--out", tmp_path / "out", *ALONE, code=78)

@@ -5,7 +5,6 @@ from pathlib import Path
 import processes
 import pytest
 import small
-import tiny
 from engine_help import CPU, KNOBS, SOLVER, ConvNet, Threads, arithmetic, assert_same, cut, dataset, tensors
 from facade import (
     Determinism,
@@ -84,11 +83,10 @@ def test_one_rank_breaks_off_and_all_leave_the_state_as_it_was(determinism, work
     Threads(workers).run(work)
 
 
-def test_what_has_overflowed_is_not_kept_by_a_stop(tmp_path):
+def test_what_has_overflowed_is_not_kept_by_a_stop(tmp_path, data):
     """The weights are infinite after the first update, which only the next one's loss would tell."""
-    tiny.make_data(tmp_path / "data")
     init = 'base_lr: 1e25 weight_decay: 1e25 lr_policy: "fixed" max_iter: 6 on_nan: ROLLBACK'
-    small.make_schedule(tmp_path / "schedule", tmp_path / "data", init=init)
+    small.make_schedule(tmp_path / "schedule", data, init=init)
     out = tmp_path / "out"
     for after in (("Iterated", 1), ("Iterated", 1)):  # the next process comes by there once more
         seen = live(tmp_path, out, after)
@@ -110,9 +108,8 @@ def live(base: Path, out: Path, after: tuple[str, int] | None) -> list[Event]:
     return go(base / "schedule", out, stop=lambda seen: bool(told), at=at, stopping=stopping)
 
 
-def test_runs_that_break_off_iterations_come_to_the_same_bits(tmp_path):
-    tiny.make_data(tmp_path / "data")
-    small.make_schedule(tmp_path / "schedule", tmp_path / "data")
+def test_runs_that_break_off_iterations_come_to_the_same_bits(tmp_path, data):
+    small.make_schedule(tmp_path / "schedule", data)
     assert isinstance(live(tmp_path, tmp_path / "straight", None)[-1], RunFinished)
 
     out = tmp_path / "out"
@@ -133,11 +130,10 @@ def test_runs_that_break_off_iterations_come_to_the_same_bits(tmp_path):
     assert processes.ends(out) == processes.ends(tmp_path / "straight")
 
 
-def test_what_was_evaluated_before_a_stop_is_not_evaluated_again(tmp_path):
+def test_what_was_evaluated_before_a_stop_is_not_evaluated_again(tmp_path, data):
     """No snapshot is due at that iteration: the one that the stop writes knows of the evaluation."""
-    tiny.make_data(tmp_path / "data")
     init = 'base_lr: 0.1 lr_policy: "fixed" max_iter: 4 snapshot: 2 test_interval: 3'
-    small.make_schedule(tmp_path / "schedule", tmp_path / "data", init=init)
+    small.make_schedule(tmp_path / "schedule", data, init=init)
     last = live(tmp_path, tmp_path / "out", ("Tested", 3))[-1]
     assert isinstance(last, Stopped) and (last.stage, last.iter) == ("init", 3)
     again = [event for event in live(tmp_path, tmp_path / "out", ("Tested", 4)) if isinstance(event, Tested)]
