@@ -115,9 +115,8 @@ def _missing(block: Block, names: Iterable[str]) -> list[str]:
     """Those of the names that are not written; what could not be read is."""
 
     def missing(name: str) -> bool:
-        other = layers.partner(
-            block.kind.fields_by_name[name]
-        )  # in a stage's `solver_param` durations are as they are written
+        # In a stage's `solver_param` durations are as they are written.
+        other = layers.partner(block.kind.fields_by_name[name])
         entry = block.entries.get(name) or block.entries.get(other)
         return not entry.values if entry else not (block.broken or name in block.doubtful)
 

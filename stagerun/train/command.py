@@ -59,9 +59,8 @@ def stopped_after(seconds: float | None) -> Iterator[None]:
         return
 
     def strike() -> None:
-        numbers = [
-            number for number in signals.stop_signals() if number != signal.SIGINT
-        ]  # a second one would end it at once
+        # A second SIGINT would end it at once.
+        numbers = [number for number in signals.stop_signals() if number != signal.SIGINT]
         if numbers:  # none once all is done
             signals.say(f"--stop-after {duration(seconds)}: the time is up")
             os.kill(os.getpid(), signal.SIGTERM if signal.SIGTERM in numbers else numbers[0])

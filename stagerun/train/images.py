@@ -70,10 +70,8 @@ class Images:
         self._sharers = 1  # workers of this node
         # Of the training set that a stage asked for last: others make room.
         self._memory: tuple[_Key | None, Decoded | None] = (None, None)
-        self.resident: tuple[tuple[_Key, int, int | None] | None, Resident | None] = (
-            None,
-            None,
-        )  # filled by train.resident
+        # Filled by train.resident.
+        self.resident: tuple[tuple[_Key, int, int | None] | None, Resident | None] = (None, None)
         self._tables: dict[tuple[str, str | None, int], Table] = {}  # by images, file and number of classes
         self._python: dict[str, PythonTransform] = {}
         self.looked_at = False  # open, and found usable
@@ -105,7 +103,7 @@ class Images:
 
     @property
     def imports(self) -> bool:
-        """Whether there are folders that are imported; once they are, it is known what they hold."""
+        """Whether some rank has folders of images to import; known after `imported`."""
         return self._importing.any
 
     def remove_others(self, comm: Comm, world: World) -> None:

@@ -132,7 +132,7 @@ class Keeper:
         return True
 
     def look_at_images(self) -> bool:
-        """Which images there are, and which weights; whether the images are others than at the last look."""
+        """Look which images and weights there are. Returns whether the images differ from the last look."""
         before, self.schedule = self.schedule.sets, looked_at(self.schedule, self.out)
         return self.schedule.sets != before
 
@@ -256,9 +256,8 @@ class Keeper:
                 ended=progress.best is not None and progress.best.ended,
             ),
             files={**files, STATE: json.dumps(progress.record()).encode(), **self._recipe()},
-            content=tuple(
-                name for name in files if name != ARRIVALS
-            ),  # how it came about; what follows doesn't hang on it
+            # ARRIVALS says how it came about; nothing that follows depends on it.
+            content=tuple(name for name in files if name != ARRIVALS),
             require_held=self.require_held,
         )
 

@@ -116,7 +116,7 @@ def stage_order(out: Path, inventory: Inventory) -> list[str]:
 
 def newest_recipe(out: Path, inventory: Inventory) -> Schedule | None:
     """The schedule that the newest snapshot was made from; None if it can't be read."""
-    newest = newest_snapshot(out, inventory)
+    newest = newest_snapshot(inventory)
     return recipe_of(out, newest) if newest is not None else None
 
 
@@ -133,7 +133,7 @@ def recipe_text(out: Path, ref: SnapshotRef) -> str:
     return store.read_file(DISK, out, ref.name, RECIPE, MOST_RECIPE).decode()
 
 
-def newest_snapshot(out: Path, inventory: Inventory) -> SnapshotRef | None:
+def newest_snapshot(inventory: Inventory) -> SnapshotRef | None:
     """The one written last."""
     # In one process life what came of a snapshot is younger than it: that orders those of versions that did not count them.
     depth: dict[str, int] = {"": 0}

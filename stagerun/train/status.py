@@ -123,12 +123,9 @@ class Status:
     forbidden: tuple[str, ...] = ()  # snapshots that this user may not read
     stuck: bool = False
     stages: Mapping[str, str] = field(default_factory=dict)  # how far each is, as `run` shows it
-    chosen: Mapping[str, str] = field(
-        default_factory=dict
-    )  # by stage, how its gradients are sent, where `method: AUTO` chose it
-    gradients: Mapping[str, str] = field(
-        default_factory=dict
-    )  # the same where the schedule says how, or says when replicas meet
+    # By stage, how its gradients are sent: where `method: AUTO` chose it, and where the schedule says how, or when replicas meet.
+    chosen: Mapping[str, str] = field(default_factory=dict)
+    gradients: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[Progress, ...] = ()  # stages at work side by side (`run --parallel`), in place of `progress`
     broken_off: tuple[Progress, ...] = ()  # those of a run that was killed, or failed
     not_chosen: tuple[str, ...] = ()  # of one that finished: stages that it left out, and that are still to be trained
@@ -154,7 +151,7 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
     run = started(life)
     if state == "starting":
         life = Life()
-    newest = newest_snapshot(target.out, inventory)
+    newest = newest_snapshot(inventory)
     plan = make_plan(target.schedule, inventory) if target.schedule else None
     stored = None if plan else newest_recipe(target.out, found)
     whole = plan or (make_plan(stored, Inventory()) if stored else None)

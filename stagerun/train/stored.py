@@ -51,9 +51,9 @@ SLACK = 16_000_000
 
 
 def most_bytes(model: recipe.Model, senders: int = 0, replicas: int = 0, pushes: int = 0) -> Mapping[str, int]:
-    """Bytes by file, as `store.read` takes it: no more than the network makes them, with residuals of so many senders, so many replicas,
-    and pushes in the record of `ASYNC`; of 0 none is read. So a file of 100 GB, which costs its maker nothing where the file system keeps holes, is refused by
-    its size, and a recipe of an endless network before it is built."""
+    """Bytes by file, as `store.read` takes it: the most that the network, the residuals of `senders`, `replicas` and a record of
+    `pushes` (`ASYNC`) can take; for 0 nothing is read. A sparse file of 100 GB is refused by its size, and a recipe of an endless network
+    before it is built."""
     numbers = elements(model)
     tensors = WIDEST * numbers + SLACK
     return {

@@ -80,9 +80,10 @@ def _walk(worker: Context) -> Generator[Event, None, bool | None]:
         if not reason and not worker.images.looked_at:
             if (yield from worker.images.imported(worker.comm, worker.stop)):
                 reason = "asked to stop while the images were imported; the import goes on where it was"
-            # Before, names and sizes were compared. Another run may have imported them between rank 0's look and ours.
+            # Before the import only names and sizes were known. Another run may have imported the folders after rank 0's first look.
             elif worker.images.imports and rank0(worker.comm, lambda: keeper is not None and keeper.look_at_images()):
-                worker.schedule = keeper.schedule if keeper is not None else worker.schedule
+                if keeper is not None:
+                    worker.schedule = keeper.schedule
                 continue
             elif (yield from worker.images.open(worker.comm, worker.world, worker.stop)):
                 reason = "asked to stop while the images were copied; the copy goes on where it was"

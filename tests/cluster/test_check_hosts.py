@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,9 +21,6 @@ def clean(hosts):
     """The hosts' own /tmp outlives a test."""
     for name in NAMES:
         hosts[name].run("rm", "-rf", "/tmp/packages", "/tmp/python", "/tmp/train_lmdb", "/tmp/scratch")
-
-
-Looked = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import processes
@@ -14,9 +13,6 @@ from cluster.host import Started
 from cluster.hosts import Cluster
 
 pytestmark = pytest.mark.cluster
-
-# What a person types on node1 before `python -m stagerun run ...`.
-Typed = Callable[[Cluster], list[str]]
 
 
 def open_mpi_4(hosts: Cluster) -> list[str]:

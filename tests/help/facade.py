@@ -16,7 +16,7 @@ _BY_MODULE = {
     "PieceStarted Proof Retraced RunFinished RunStarted SnapshotDue SnapshotFailed SnapshotWritten "
     "StageFinished StageStarted Stopped Synchronised TestDue Tested",
     "base.knobs": "Knobs",
-    "base.recipe": "Cache ChannelOrder Compression Determinism EnsembleRule InterpMode Memory Method Model Outer PadMode "
+    "base.recipe": "Cache ChannelOrder Compression Determinism InterpMode Memory Method Model Outer PadMode "
     "ParamKind ParamRule Precision RandomResize RandomResizedCrop Schedule Scope Solver Source Stage Sync "
     "SyncMethod Transform Weights",
     "base.shares": "shares",

@@ -109,9 +109,8 @@ def test_another_file_is_stale(tuned, tmp_path):
     how = 'drop: "fc.*" rename { from: "module.*" to: "*" }'
     folder = write(tmp_path / "s", data, TUNED.format(file="../w.safetensors", how=how))
     out = shutil.copytree(tuned / "one", tmp_path / "out")
-    plan = small.stagerun(
-        "plan", folder, "--out", out
-    )  # from a file in place of a snapshot: other bytes, another `rename`
+    # From a file in place of a snapshot: other bytes, another `rename`.
+    plan = small.stagerun("plan", folder, "--out", out)
     assert "stale" in plan.stdout and "weights.sha256" in plan.stdout
     assert small.run(folder, out, "--redo", "head").returncode == 0
     assert same(tensors(out, "all", 3), tensors(tuned / "one", "all", 3)), "the same weights by another way"

@@ -37,9 +37,8 @@ NETWORKS = {
 def test_every_step_of_two_but_that_of_the_first_convolution_sees_the_blurred_map(name, side):
     net = build(Model(name=name, num_classes=3, blur_pool=True)).double()
     strided = {n: m for n, m in net.named_modules() if isinstance(m, nn.Conv2d) and m.stride != (1, 1)}
-    assert (
-        len(strided) == 7 and "conv1" in strided
-    )  # and in each of three groups a block's convolution and its shortcut
+    # conv1, and in each of three groups a block's convolution and its shortcut.
+    assert len(strided) == 7 and "conv1" in strided
     maps: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     for n, module in {**strided, "maxpool": net.maxpool}.items():
         module.register_forward_hook(lambda _, x, y, n=n: maps.update({n: (x[0], y)}))

@@ -54,9 +54,8 @@ class Work(Protocol):
     """What is to be made. `make` is called by many threads at once, and may be called again for the same position."""
 
     title: str  # one line for the report
-    identity: Mapping[
-        str, Any
-    ]  # JSON values that decide every record: where they are the same, an unfinished import goes on
+    # JSON values that decide every record: where they are the same, an unfinished import goes on.
+    identity: Mapping[str, Any]
     classes: tuple[str, ...]
     ignored: tuple[str, ...]  # files of the source that were no images by their names, for the report
     statistics: Statistics | None  # the mean pixel where it is known before; None: from the sums of every `look`

@@ -260,9 +260,8 @@ class _Files(contextlib.ExitStack):
             return known
         for _ in range(2):
             digest = self._transfer(at, end)
-            os.fdatasync(
-                self._target
-            )  # each for itself, so that at the end, or at a stop, no backlog is left to wait for
+            # Each for itself, so that at the end, or at a stop, no backlog is left to wait for.
+            os.fdatasync(self._target)
             if self._read_back(at, end) == digest:
                 os.write(self._journal, f"\n{number} {digest}\n".encode())  # a kill may have cut the line before
                 return digest

@@ -169,10 +169,8 @@ class Server:
     def _count(self, replica: int, vectors: Sequence[Tensor], iteration: int, loss: float, wrong: str) -> None:
         """An iteration that is done: apply its push, or end the leg where it is not finite."""
         loop, knobs = self.loop, self.loop.knobs(iteration)
-        seconds, self._before = (
-            time.monotonic() - self._before,
-            time.monotonic(),
-        )  # since the one before, or the leg's start
+        now = time.monotonic()
+        seconds, self._before = now - self._before, now  # since the one before, or the leg's start
         if wrong:
             del self.turns.begun[replica]
             if self._wrong is None:

@@ -180,10 +180,8 @@ class Monitor:
         return any(one.stack is None and not one.silence > self.tick_s * 2 and not one.ended for one in verdict.guilty)
 
     def _look(self, now: float) -> Seen:
-        setup, beat = (
-            self.setup,
-            read(os.pread(self.setup.pulse, SIZE, 0)) or self.beat,
-        )  # the one before where a new one is being written
+        # The one before where a new one is being written.
+        setup, beat = self.setup, read(os.pread(self.setup.pulse, SIZE, 0)) or self.beat
         self.beat, state = beat, process.state(setup.pid)
         if state != "T":
             self.stopped_since = None

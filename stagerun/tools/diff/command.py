@@ -257,7 +257,7 @@ def _side(folder: str) -> Side:
     if os.path.exists(path / MANIFEST) and store.parse_name(real.name) is not None:
         return Side(folder, "a snapshot", _of_snapshot(real))
     inventory = store.inventory(DISK, path)
-    newest = newest_snapshot(path, inventory)
+    newest = newest_snapshot(inventory)
     if newest is None:
         raise UsageError(
             f"{folder} is neither a schedule's folder ({SCHEDULE_FILE}) nor that of a run with a snapshot",

@@ -33,7 +33,7 @@ def stored_schedule(out: Path, trust_code: bool) -> Schedule:
     where it names Python and that is not trusted."""
     life = read_last_life(out / LOG)
     inventory = under(store.inventory(DISK, out, looking=True), names(life) if life is not None else {})
-    schedule, newest = newest_recipe(out, inventory), newest_snapshot(out, inventory)
+    schedule, newest = newest_recipe(out, inventory), newest_snapshot(inventory)
     if schedule is None or newest is None:
         raise UsageError(
             f"{out} has no snapshot that says what was trained", f"give the schedule's folder, and `--out {out}`"
