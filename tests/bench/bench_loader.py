@@ -196,7 +196,7 @@ class WithOpenCV(WithPillow):
 def data_loader(setting: Setting, data: type[WithPillow]) -> Counted:
     torch.set_num_threads(1)
     workers = setting.threads
-    for _, labels in DataLoader(data(setting.plain), BATCH, shuffle=False, num_workers=workers):  # type: ignore[arg-type, var-annotated]
+    for _, labels in DataLoader(data(setting.plain), BATCH, shuffle=False, num_workers=workers):
         yield len(labels)
 
 
@@ -209,7 +209,7 @@ def rates(setting: Setting, options: argparse.Namespace) -> None:
             continue
         for tier in tiers:
             name = f"stagerun {'prepared' if prepared else 'plain'} {tier}"
-            sides.append(Side(name, lambda t=tier, p=prepared: stagerun(setting, t, p)))  # type: ignore[misc]
+            sides.append(Side(name, lambda t=tier, p=prepared: stagerun(setting, t, p)))
     sides.append(Side("pillow", lambda: data_loader(setting, WithPillow)))
     sides.append(Side("opencv", lambda: data_loader(setting, WithOpenCV)))
     try:

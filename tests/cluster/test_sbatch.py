@@ -109,7 +109,7 @@ def queue(slurm: Slurm, folder: Path, program: str, name: str = "x", **values: o
     about = {"name": name, "about": ["A test."], "command": ["stagerun", "sbatch"], "folder": str(folder)}
     about |= {"out": str(folder / name), "program": ["bash", "-c", program], "arguments": [], "nodes": 1}
     about |= {"workers_per_node": 2, "cpus_per_worker": 1, "time": 600, "signal_before": 60, **values}
-    batch = Batch(**about)  # type: ignore[arg-type]
+    batch = Batch(**about)
     file = folder / f"{name}.sbatch"
     file.write_text(script(batch))
     return slurm.submit(file), folder / name

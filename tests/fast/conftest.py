@@ -25,7 +25,7 @@ def _no_process(event: str, given: tuple[Any, ...]) -> None:
         pytest.fail("a fast test starts a process: its place is tests/process")
 
 
-sys.meta_path.insert(0, NoTorch)  # type: ignore[arg-type]
+sys.meta_path.insert(0, NoTorch)
 sys.addaudithook(_no_process)
 
 

@@ -162,7 +162,7 @@ def sided(values: list[bytes], kinds: dict[str, int], sides: list[tuple[int, int
     heights, widths = np.array(sides, np.int32).T
     source.index = SimpleNamespace(
         facts=SimpleNamespace(kinds=tuple(kinds.items())), heights=heights, widths=widths, labels=heights * 0
-    )  # type: ignore[assignment]
+    )
     return source
 
 

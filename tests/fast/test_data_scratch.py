@@ -50,7 +50,7 @@ def make(folder: Path, records: int = 100) -> str:
 
 
 def one(source: str, disk: Path, **options: object) -> Copy:
-    [copy] = stage([look(source)], str(disk), 0, **options)  # type: ignore[arg-type]
+    [copy] = stage([look(source)], str(disk), 0, **options)
     return copy
 
 
@@ -71,7 +71,7 @@ def fails_below(monkeypatch: pytest.MonkeyPatch, folder: str, after: int = 0) ->
             reads[0] += 1
             if reads[0] > after:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return read(fd, buffers, at)  # type: ignore[call-overload]
+        return read(fd, buffers, at)
 
     monkeypatch.setattr(os, "preadv", preadv)
 

@@ -16,7 +16,7 @@ needs_library = pytest.mark.skipif(bool(can_prepare()), reason=can_prepare())
 @pytest.mark.parametrize("size", [(60, 90), (61, 91), (17, 200), (200, 17), (129, 128)])
 def test_the_pixels_stay_and_parts_can_be_cut(sampling, size):
     for options in ({}, {"progressive": True}, {"grey": True}, {"interval": 7}):
-        data = jpeg(*size, sampling, **options)  # type: ignore[arg-type]
+        data = jpeg(*size, sampling, **options)
         prepared = prepare(data)
         header = read_header(prepared)
         assert np.array_equal(whole(prepared), whole(data))

@@ -262,7 +262,7 @@ class OfFour:
 def test_under_mpi_rank_0_says_by_mpi4py_where_it_is(wanted, misleads, address, interface, misleading):
     fake = SimpleNamespace(COMM_WORLD=OfFour(), Init=lambda: None, Finalize=lambda: None)
     mpi4py = ModuleType("mpi4py")
-    mpi4py.rc, mpi4py.MPI, mpi4py.__spec__ = SimpleNamespace(), fake, ModuleSpec("mpi4py", None)  # type: ignore[attr-defined]
+    mpi4py.rc, mpi4py.MPI, mpi4py.__spec__ = SimpleNamespace(), fake, ModuleSpec("mpi4py", None)
     misleading.setitem(sys.modules, "mpi4py", mpi4py)
     misleading.setattr(meeting, "own_name_misleads", lambda: misleads)
     environment = {"GLOO_SOCKET_IFNAME": wanted} if wanted else {}

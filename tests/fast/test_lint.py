@@ -47,7 +47,7 @@ def read(schedule: str = SCHEDULE, a: str = A, b: str = B, changes: Sequence[str
 
 def found(**texts: object) -> list[str]:
     """`id path:line:column` of each warning."""
-    return [f"{f.id} {f.span}" for f in lint(read(**texts)) if RULES[f.id].level is Level.WARNING]  # type: ignore[arg-type]
+    return [f"{f.id} {f.span}" for f in lint(read(**texts)) if RULES[f.id].level is Level.WARNING]
 
 
 def cases(id: str) -> list[tuple[str, str]]:

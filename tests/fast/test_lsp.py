@@ -1,4 +1,4 @@
-"""What `stagerun lsp` answers: the same as `check`, `explain` and `help`, at the right place. process/test_lsp_server has an editor."""
+"""What `stagerun lsp` answers: the same as `check`, `plan --why` and `help`, at the right place. process/test_lsp_server has an editor."""
 
 import random
 import re
@@ -134,7 +134,7 @@ def test_the_editors_texts_count_in_place_of_files(folder):
         ('"resnet18"', '"resnet|18"', "."),
     ],
 )
-def test_hover_is_explain_or_the_manual(folder, words, under, shown):
+def test_hover_is_plan_why_or_the_manual(folder, words, under, shown):
     found, path, text, place = at_words(folder, words, under)
     assert re.search(shown, hover_text(found, path, text, place))
 

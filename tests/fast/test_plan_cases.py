@@ -103,7 +103,7 @@ class Played:
 def changed(ref: SnapshotRef, fields: dict[str, str]) -> SnapshotRef:
     identity = {**ref.identity, **{key: value for key, value in fields.items() if "." in key}}
     own = {key: int(value) if value.isdigit() else value for key, value in fields.items() if "." not in key}
-    return replace(ref, identity={key: value for key, value in identity.items() if value != "-"}, **own)  # type: ignore[arg-type]
+    return replace(ref, identity={key: value for key, value in identity.items() if value != "-"}, **own)
 
 
 def lines(plan: Plan) -> list[str]:

@@ -47,7 +47,7 @@ def train(story: Story, stage: str, parent: str | None, before: int, top1: float
 
 
 def done(story: Story, **more: object) -> None:
-    story.write(RunFinished(trained=True, seconds=1, **more))  # type: ignore[arg-type]
+    story.write(RunFinished(trained=True, seconds=1, **more))
 
 
 def trunk(story: Story, top1: float = 0.5, tested: int = 3) -> None:

@@ -31,7 +31,7 @@ def read(
 
 def messages(**texts: object) -> list[str]:
     with pytest.raises(RecipeError) as caught:
-        read(**texts)  # type: ignore[arg-type]
+        read(**texts)
     return [p.message for p in caught.value.problems]
 
 
@@ -100,7 +100,7 @@ THIRD = SCHEDULE + 'stage { name: "c" solver: "b.prototxt" }'
     ],
 )  # fmt: skip
 def test_the_value_of_a_field(texts, expected):
-    schedule = read(**texts)  # type: ignore[arg-type]
+    schedule = read(**texts)
     found = {name: getattr(schedule.stage(name.partition(".")[0]).solver, name.partition(".")[2]) for name in expected}
     assert found == expected
 
@@ -169,8 +169,8 @@ SAME = [
 
 @pytest.mark.parametrize("same", SAME)
 def test_identity_does_not_depend_on_how_it_is_written(same):
-    assert read(**same).stage("a").identity == read().stage("a").identity  # type: ignore[arg-type]
-    assert language.digest(read(**same)) == language.digest(read())  # type: ignore[arg-type]
+    assert read(**same).stage("a").identity == read().stage("a").identity
+    assert language.digest(read(**same)) == language.digest(read())
 
 
 DIFFERENT = [
@@ -187,9 +187,9 @@ DIFFERENT = [
 
 @pytest.mark.parametrize(("change", "key"), DIFFERENT)
 def test_identity_shows_what_changed(change, key):
-    before, after = read().stage("a").identity, read(**change).stage("a").identity  # type: ignore[arg-type]
+    before, after = read().stage("a").identity, read(**change).stage("a").identity
     assert before[key] != after[key]
-    assert language.digest(read()) != language.digest(read(**change))  # type: ignore[arg-type]
+    assert language.digest(read()) != language.digest(read(**change))
 
 
 def test_every_number_has_bounds():

@@ -183,7 +183,7 @@ def written_over(
 @pytest.mark.parametrize("code", CODES, ids=errno.errorcode.__getitem__)
 def test_a_small_file_is_the_old_or_the_new_and_every_error_is_told(code):
     for disk, raised in written_over(lambda at: failing(at, code), (StorageError, PermissionDenied)):
-        assert raised is None or raised.hint  # type: ignore[attr-defined]
+        assert raised is None or raised.hint
         assert disk.read(RESULT, 9) in ((b"old", b"new") if raised else (b"new",))
         store.write_atomic(disk, RESULT, b"later")
         assert disk.read(RESULT, 9) == b"later"
@@ -206,5 +206,5 @@ def test_two_writers_of_one_file_are_not_in_each_others_way(tmp_path):
         if name not in ("mkdir", "sync_folder"):
             store.write_atomic(LocalDisk(), path, b"theirs")
 
-    store.write_atomic(HookedDisk(LocalDisk(), before), path, b"ours")  # type: ignore[arg-type]
+    store.write_atomic(HookedDisk(LocalDisk(), before), path, b"ours")
     assert path.read_bytes() == b"ours" and os.listdir(path.parent) == ["r.json"]

@@ -133,7 +133,7 @@ def test_a_silent_one_is_waited_for_and_then_taken_over(out, away):
 def changed(path: Path, host: str = "h", **changes: object) -> None:
     path.parent.rmdir()
     taken(path.parents[1])
-    other = replace(life(path.parents[1], 1), process=replace(HERE, host=host), **changes)  # type: ignore[arg-type]
+    other = replace(life(path.parents[1], 1), process=replace(HERE, host=host), **changes)
     path.write_text(json.dumps(asdict(other)))
 
 
@@ -305,9 +305,9 @@ def test_one_that_comes_back_in_the_middle_of_publishing_takes_nobodys_place(out
                 store.sweep(LocalDisk(), folder)
                 other.append(commit(folder, taken(folder), 200))
 
-        first.disk = disk = HookedDisk(LocalDisk(), before)  # type: ignore[assignment]
+        first.disk = disk = HookedDisk(LocalDisk(), before)
         try:
-            own = commit(folder, first, 200, disk, attempt=1)  # type: ignore[arg-type]
+            own = commit(folder, first, 200, disk, attempt=1)
         except StagerunError:  # most often that it is no longer there: the other has swept it away
             own = ""
         found = store.inventory(LocalDisk(), folder)
@@ -355,7 +355,7 @@ def refusing(call: str, error: int) -> Callable[[int, str], None]:
 def test_whether_it_is_held_must_be_known(out):
     one = taken(out)
     for code, kind in ((errno.EIO, StorageError), (errno.EACCES, PermissionDenied), (errno.ESTALE, StorageError)):
-        one.disk = HookedDisk(LocalDisk(), refusing("names", code))  # type: ignore[assignment]
+        one.disk = HookedDisk(LocalDisk(), refusing("names", code))
         with pytest.raises(kind, match="process lives"):
             one.require_held()
     one.disk = LocalDisk()
@@ -368,7 +368,7 @@ def test_killed_or_failing_at_every_call_the_next_one_goes_on(out, hook):
         folder = out / str(at)
         store.prepare(LocalDisk(), folder)
         taken(folder)  # was killed
-        disk = HookedDisk(LocalDisk(), hook(at))  # type: ignore[arg-type]
+        disk = HookedDisk(LocalDisk(), hook(at))
         one = lease(folder, disk=disk)
         try:
             one.wait(True, lambda text: None)
@@ -389,7 +389,7 @@ def test_killed_or_failing_at_every_call_the_next_one_goes_on(out, hook):
 
 @pytest.mark.parametrize("error", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK])
 def test_without_second_names_for_files_a_life_is_made_all_the_same(out, error):
-    one, two = (lease(out, who, disk=HookedDisk(LocalDisk(), refusing("link", error))) for who in (NODE7, NODE8))  # type: ignore[arg-type]
+    one, two = (lease(out, who, disk=HookedDisk(LocalDisk(), refusing("link", error))) for who in (NODE7, NODE8))
     for each in (one, two):
         each.wait(False, pytest.fail)
     assert one.take("", ()) == 1
@@ -400,7 +400,7 @@ def test_without_second_names_for_files_a_life_is_made_all_the_same(out, error):
 
 @pytest.mark.parametrize("error", [errno.EEXIST, errno.EIO, errno.ESTALE])
 def test_a_life_that_was_made_though_the_answer_was_an_error_is_made(out, error):
-    one = lease(out, disk=HookedDisk(LocalDisk(), after=refusing("link", error)))  # type: ignore[arg-type]
+    one = lease(out, disk=HookedDisk(LocalDisk(), after=refusing("link", error)))
     one.wait(True, pytest.fail)
     assert one.take("", ()) == 1
     one.require_held()
@@ -433,8 +433,8 @@ def test_a_file_that_is_away_for_an_instant_is_no_reason_to_take_over(out, code)
     first, clock = taken(out, NODE7), Clock()
     clock.then[4] = first.beat
     with pytest.raises(FolderInUseError):
-        lease(out, clock=clock, disk=gap(3, code)).wait(True, lambda text: None)  # type: ignore[arg-type]
-    first.disk = disk = gap(1, code)  # type: ignore[assignment]
+        lease(out, clock=clock, disk=gap(3, code)).wait(True, lambda text: None)
+    first.disk = disk = gap(1, code)
     first.require_held()
     assert disk.calls.count("read") > 1 and not first.lost
 
@@ -447,7 +447,7 @@ def test_a_chain_of_takers_tells_everybody_of_the_last(out):
         if name == "rename":  # of the first one's file, with the word that it was taken over
             raise Killed
 
-    second = lease(out, NODE8, disk=HookedDisk(LocalDisk(), before))  # type: ignore[arg-type]
+    second = lease(out, NODE8, disk=HookedDisk(LocalDisk(), before))
     second.wait(True, lambda text: None)
     with pytest.raises(Killed):
         second.take("", ())

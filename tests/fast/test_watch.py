@@ -25,7 +25,7 @@ ITERATION, EVALUATION, SAVE, START = Section.ITERATION, Section.EVALUATION, Sect
 def seen(rank: int, idle: float = 0.1, waiting: bool = False, **more: object) -> Seen:
     """A rank in an iteration whose steps take half a second."""
     fields = {"section": ITERATION, "stage": "cyc1", "iter": 512, "slowest": 0.5, "state": "S", **more}
-    return Seen(rank=rank, host=f"node{rank // 2}", pid=4000 + rank, idle=idle, waiting=waiting, **fields)  # type: ignore[arg-type]
+    return Seen(rank=rank, host=f"node{rank // 2}", pid=4000 + rank, idle=idle, waiting=waiting, **fields)
 
 
 # What is known of the ranks, and the ranks to blame; 60 s are an iteration's time-out.
@@ -442,7 +442,7 @@ class Pair:
 
     def close(self) -> None:
         for key in list(self.selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]
+            key.fileobj.close()
         self.selector.close()
 
 
@@ -465,8 +465,8 @@ def test_who_comes_before_the_token_is_known_comes_again_and_one_with_another_do
 
 def test_for_a_monitor_that_goes_without_a_word_no_rank_is_blamed(pair):
     pair.meet()
-    pair.spoke.peers[0].lines.close()  # type: ignore[union-attr]
-    pair.selector.unregister(pair.spoke.peers[0].lines)  # type: ignore[arg-type]
+    pair.spoke.peers[0].lines.close()
+    pair.selector.unregister(pair.spoke.peers[0].lines)
     pair.spoke.place = {}
     pair.until(lambda: not pair.known(pair.hub))
     now = time.monotonic()

@@ -101,7 +101,7 @@ class Uneven(Asynchronous):
 
     def _computed(self, iteration: int, pieces: list[Batch]) -> Any:
         time.sleep(self.rnd.random() * 0.004)
-        return super()._computed(iteration, pieces)  # type: ignore[arg-type]
+        return super()._computed(iteration, pieces)
 
 
 @dataclass
@@ -167,7 +167,7 @@ class Stage:
         def read(places: Iterable[tuple[int, int]]) -> AbstractContextManager[Iterator[Batch]]:
             return Ahead(self.batches(iter(places)))
 
-        for event in pushing.train(read, lambda: self.stop(comm.rank, events)):  # type: ignore[arg-type]
+        for event in pushing.train(read, lambda: self.stop(comm.rank, events)):
             events.append(event)
         return Found(state, events, pushing.server.record if pushing.server is not None else Record(), comm)
 

@@ -217,7 +217,7 @@ class Threads:
             thread.join()
         if errors:
             raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
-        return answers  # type: ignore[return-value]
+        return answers
 
     def meet(self) -> None:
         self.turn.release()

@@ -13,7 +13,7 @@ def solver(**settings: object) -> Solver:
     """100 images of 1000 per iteration: ten iterations are an epoch."""
     common = {"batch_size": 100, "device_batch_size": 50, "random_seed": 1, "test_batch_size": 50, "weight_decay": 5e-5}
     common |= {"transform": Transform(mirror=True, crop_size=28), "momentum": 0.9, "epoch_iter": 10.0}
-    return Solver(**{**common, **settings})  # type: ignore[arg-type]
+    return Solver(**{**common, **settings})
 
 
 def stage(name: str, parent: str | None = None, parent_iter: int | None = None, **settings: object) -> Stage:

@@ -101,7 +101,7 @@ def lives(
                 if kill_after is not None and done() == kill_after:
                     break
         finally:
-            events.close()  # type: ignore[attr-defined]
+            events.close()
             if keeper is not None:
                 keeper.close()
         return seen

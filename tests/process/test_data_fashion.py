@@ -33,9 +33,9 @@ def small(tmp_path, monkeypatch):
     monkeypatch.delenv(fashion.ENVIRONMENT, raising=False)
     monkeypatch.setattr(fashion, "SYSTEM_FOLDER", str(tmp_path / "not-installed"))
     # urllib keeps the proxies of its first download in a process.
-    urllib.request.install_opener(None)  # type: ignore[arg-type]
+    urllib.request.install_opener(None)
     yield folder
-    urllib.request.install_opener(None)  # type: ignore[arg-type]
+    urllib.request.install_opener(None)
 
 
 def test_fashion_from_a_named_folder_and_again(small, tmp_path, monkeypatch):

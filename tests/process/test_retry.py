@@ -93,7 +93,7 @@ def test_how_often_it_is_started(
 
     def before(task: object) -> str:
         if isinstance(left[0][1], StorageError):
-            raise left.pop(0)[1]  # type: ignore[misc]
+            raise left.pop(0)[1]
         return ""
 
     stop.stands_in(monkeypatch, before, lambda *_: left[0][1], lambda *_: left.pop(0)[0] in further)
@@ -101,7 +101,7 @@ def test_how_often_it_is_started(
     if isinstance(ends, int):
         assert retry_command(options) == ends
     else:
-        with pytest.raises(ends):  # type: ignore[call-overload]
+        with pytest.raises(ends):
             retry_command(options)
     assert stop.waits[: len(waits)] == waits and (ends is IndexError or len(stop.waits) == len(waits))
 

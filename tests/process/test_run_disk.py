@@ -19,7 +19,7 @@ def disk(tmp_path):
     mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m", "tmpfs", str(folder)]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("may not mount a file system here")
-    yield folder  # type: ignore[misc]
+    yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 

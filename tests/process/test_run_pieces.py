@@ -68,7 +68,7 @@ def test_the_ways_out_of_that_refusal_lead_to_the_end(by_two, tmp_path):
     assert found["main@5"] != ids(by_two / "whole")["main@5"], "else this shows nothing"
     last = ["c-00000002-a0002", "on-00000002-a0002", "d-00000002-a0002", "main-00000008-a0001"]
     assert set(last) <= set(names(outs["redo"]))
-    assert not go(schedule, outs["redo"])[-1].trained  # type: ignore[attr-defined]
+    assert not go(schedule, outs["redo"])[-1].trained
 
 
 @pytest.mark.parametrize(("gone", "lost", "child", "like"), [
@@ -83,6 +83,6 @@ def test_an_end_is_not_made_again_elsewhere_under_a_finished_stage(by_two, tmp_p
         go(by_two / "schedule", out)
     message = f"the end of `{lost}` is gone and would be trained again, in another environment than before ({like}); "
     assert message + f"with other bits `{child}`, which" in caught.value.message and names(out) == before
-    assert go(by_two / "schedule", out, redo=[child])[-1].trained  # type: ignore[attr-defined]
+    assert go(by_two / "schedule", out, redo=[child])[-1].trained
     # The life that was refused has the number between.
     assert set(names(out, child)) == {f"{child}-00000002-a0001", f"{child}-00000002-a0003"}

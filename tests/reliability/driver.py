@@ -67,7 +67,7 @@ def run(sums: Sums, seed: int, trials: int | None, until: float | None) -> None:
     name, wanted = sums.scenario.name, sums.scenario.wanted
     with (
         tempfile.TemporaryDirectory(prefix=f"reliability-{name}-") as folder,
-        closing(sums.scenario.trials(random.Random(f"{seed} {name}"), Path(folder))) as made,  # type: ignore[type-var]
+        closing(sums.scenario.trials(random.Random(f"{seed} {name}"), Path(folder))) as made,
     ):
         while True:
             if trials is not None or until is not None:

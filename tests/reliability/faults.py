@@ -58,7 +58,7 @@ class FaultyDisk(HookedDisk):
 
     def call(self, *args: object) -> object:
         try:
-            return super().call(*args)  # type: ignore[arg-type]
+            return super().call(*args)
         except Killed:
             os.kill(os.getpid(), signal.SIGKILL)
             raise
@@ -68,7 +68,7 @@ def install(fault: str) -> None:
     """From here on runs of this process, and of its forks, meet the fault."""
     from facade import Keeper
 
-    Keeper.disk = FaultyDisk(fault)  # type: ignore[assignment]
+    Keeper.disk = FaultyDisk(fault)
 
 
 if __name__ == "__main__":

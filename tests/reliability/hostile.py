@@ -170,7 +170,7 @@ def load(folder: Path, seed: int, count: int) -> dict[str, Any]:
     if done.returncode != 0:
         wrong = [f"ended with {done.returncode}: {done.stderr[-1500:]}"]
         return {"wrong": wrong, "events": [], "tried": [], "memory": 0}
-    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:

@@ -133,7 +133,7 @@ def child(seed: int) -> None:
     counts: Counter[str] = Counter()
     value = [whole[0]]
     records = ListRecords(value, "fuzzed")
-    records.key = lambda i: KEY  # type: ignore[method-assign]
+    records.key = lambda i: KEY
     about = {"train": True, "num_classes": 10, "seed": seed, "images": 1, "shuffle": False}
     loaders = [
         Loader(records, param, channels=channels, tier=tier, **about)

@@ -56,7 +56,7 @@ def ends(out: Path) -> dict[str, bytes]:
 
 def saved(out: Path, iter: int) -> dict[str, Any]:
     (found,) = (out / "snapshots").glob(f"main-{iter:08}-*")
-    return json.loads((found / "state.json").read_text())  # type: ignore[no-any-return]
+    return json.loads((found / "state.json").read_text())
 
 
 def test_one_worker_stays_dense_and_says_so(few, tmp_path):

@@ -70,13 +70,13 @@ def corrupted(
     inner, compare, found = stage._events, proofs.compare, dict[str, str]()
 
     def events(run: stage.StageRun, loop: object, state: TrainState, *rest: object) -> Iterator[Event]:
-        for event in inner(run, loop, state, *rest):  # type: ignore[arg-type]
+        for event in inner(run, loop, state, *rest):
             if isinstance(event, Iterated) and event.iter == iter and run.worker.comm.rank in ranks:
                 harm(state)
             yield event
 
     def comparing(comm: object, where: str, *rest: object) -> object:
-        good, error = compare(comm, where, *rest)  # type: ignore[arg-type]
+        good, error = compare(comm, where, *rest)
         found[where] = error.message if error else ""
         return good, error
 

@@ -173,7 +173,7 @@ def test_an_onnx_graph_divides_by_std_value(onnx, tmp_path, order, options):
     assert f"3], {'RGB' if takes_rgb else 'BGR'}, 0..255" in said
 
 
-def test_an_onnx_file_holds_its_facts_and_nothing_of_this_machine(onnx, tiny, tmp_path):  # type: ignore[no-untyped-def]
+def test_an_onnx_file_holds_its_facts_and_nothing_of_this_machine(onnx, tiny, tmp_path):
     files = [tmp_path / "a.onnx", tmp_path / "b.onnx"]
     for file in files:
         export(tiny, "--onnx", "--output", file)

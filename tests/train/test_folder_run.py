@@ -48,7 +48,7 @@ def ids(out: Path) -> dict[str, bytes]:
 
 def planned(folder: Path, out: Path, *overrides: str) -> dict[str, Any]:
     words = [word for override in overrides for word in ("--set", override)]
-    return json.loads(command(folder, "plan", folder, "--out", out, "--json", *words))  # type: ignore[no-any-return]
+    return json.loads(command(folder, "plan", folder, "--out", out, "--json", *words))
 
 
 def command(folder: Path, *words: object) -> str:

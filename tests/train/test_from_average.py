@@ -85,7 +85,7 @@ def test_what_members_need_is_kept_and_it_goes_on_behind_the_last_with_no_moment
     assert [ref.iter for ref in found.of("trunk")] == [3, 5, 7, 8], "keep_snapshots is 1"
     (fine,) = (planned for planned in make_plan(load(base / "s"), found).stages if planned.stage.name == "fine")
     assert (fine.stage.parent, fine.stage.parent_iter, fine.position) == ("trunk", 7, 7 * 8)
-    assert fine.state is State.DONE and len(fine.end.identity["average.of"].split()) == 3  # type: ignore[union-attr]
+    assert fine.state is State.DONE and len(fine.end.identity["average.of"].split()) == 3
 
 
 @pytest.mark.parametrize("workers, determinism", [(1, "FIXED"), (2, "ELASTIC")])

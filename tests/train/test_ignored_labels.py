@@ -130,7 +130,7 @@ def test_what_one_stage_ignores_another_refuses_in_memory_too():
             "memory": memory,
             **ignored,
         }
-        return int(Loader(records, Transform(), **settings).batch(i, 1).labels[0])  # type: ignore[arg-type]
+        return int(Loader(records, Transform(), **settings).batch(i, 1).labels[0])
 
     assert label(1, ignored=IGNORED) == IGNORED and label(3, ignored=-1) == -1
     assert memory.has(1) and memory.has(3)

@@ -117,7 +117,7 @@ TRANSFORMS = {
 
 
 def growing(start: int = 0, records: ListRecords = RAW, solver: Solver = SOLVER, **more: object) -> Loader:
-    return training_loader(records, SCHEDULE, replace(SCHEDULE.stages[0], solver=solver), start=start, **more)  # type: ignore[arg-type]
+    return training_loader(records, SCHEDULE, replace(SCHEDULE.stages[0], solver=solver), start=start, **more)
 
 
 def asked(start: int, first: int = 0) -> Iterator[tuple[int, int]]:
@@ -134,7 +134,7 @@ def same(one: Batch, two: Batch) -> None:
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_pixels_are_those_of_a_transform_of_that_size(name, records):
     """In a stage that begins at position 1000, in the middle of an epoch of the data."""
-    solver = replace(SOLVER, transform=replace(SOLVER.transform, **TRANSFORMS[name]))  # type: ignore[arg-type]
+    solver = replace(SOLVER, transform=replace(SOLVER.transform, **TRANSFORMS[name]))
     fixed = {
         side: growing(0, records, replace(solver, transform=replace(solver.transform, crop_size=side, crop_size_ramp=None)))
         for side in set(SIDES)

@@ -42,7 +42,7 @@ class Counting(ListRecords):
 
     def read(self, i: int, room: object) -> memoryview:
         self.reads += 1
-        return super().read(i, room)  # type: ignore[arg-type]
+        return super().read(i, room)
 
 
 def test_each_record_is_read_and_decoded_once():

@@ -130,7 +130,7 @@ class Late(ListRecords):
     def read(self, i: int, *room: object) -> memoryview:
         if i == self.first:
             time.sleep(0.02)
-        return super().read(i, *room)  # type: ignore[arg-type]
+        return super().read(i, *room)
 
 
 def test_the_error_of_the_first_image_is_the_one_that_is_raised():

@@ -103,7 +103,7 @@ def test_it_starts_as_the_authors_code_does_and_every_parameter_learns():
     for conv in (m for m in net.modules() if isinstance(m, nn.Conv2d)):
         fan_out = conv.out_channels * conv.kernel_size[0] ** 2
         assert conv.bias is None and conv.weight.std().item() == pytest.approx(math.sqrt(2 / fan_out), rel=0.1)
-    assert not net.get_submodule("fc").bias.any()  # type: ignore[union-attr,operator]
+    assert not net.get_submodule("fc").bias.any()
     logits = net(torch.randn(2, 3, 8, 8))
     logits.square().sum().backward()
     assert 0 < logits.abs().max() < 30

@@ -42,7 +42,7 @@ def data(tmp_path_factory):
 
 def done(events: list[Event]) -> list[str]:
     """The iterations by number, those that failed with what was done."""
-    return [f"{e.done} {e.iter}" if isinstance(e, NotFinite) else str(e.iter) for e in same(events)]  # type: ignore[union-attr]
+    return [f"{e.done} {e.iter}" if isinstance(e, NotFinite) else str(e.iter) for e in same(events)]
 
 
 @pytest.mark.long

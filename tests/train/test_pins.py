@@ -251,7 +251,7 @@ def test_a_snapshot_that_reads_back_wrong_is_no_snapshot(keeper):
             for file in keeper.out.glob("snapshots/main-00000005-*/model.safetensors"):
                 file.write_bytes(file.read_bytes()[:-1] + b"!")
 
-    keeper.disk = HookedDisk(LocalDisk(), after=after)  # type: ignore[assignment]
+    keeper.disk = HookedDisk(LocalDisk(), after=after)
     shots.start(5, Progress(0, 0.0, []))
     written, failed = shots.wait()
     assert isinstance(written, SnapshotWritten) and isinstance(failed, SnapshotFailed)
@@ -266,7 +266,7 @@ def test_what_was_begun_goes_when_it_cannot_be_known_whether_the_folder_is_held(
     def asked() -> None:
         raise StorageError("no answer")
 
-    keeper.require_held = asked  # type: ignore[method-assign]
+    keeper.require_held = asked
     with pytest.raises(StorageError, match="no answer"):
         commit(keeper, 1)
     assert os.listdir(keeper.out / "snapshots") == []

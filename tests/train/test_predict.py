@@ -20,7 +20,7 @@ CROPPED = "transform_param { crop_size: 24 mean_value: 73 scale: 0.0111 }"
 NAMES = [f"kind {n}" for n in range(10)]
 
 
-def said(*arguments: object) -> dict:  # type: ignore[type-arg]
+def said(*arguments: object) -> dict:
     done = stored_help.stagerun(*arguments, "--json", "--threads", 1)
     assert done.exit_code == 0, done.stderr
     return json.loads(done.stdout)

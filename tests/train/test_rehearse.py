@@ -59,7 +59,7 @@ def figures(of: Schedule, **changes: object) -> Figures:
         threads=1, synthetic="", costs=costs, snapshot_bytes=1000, snapshot_seconds=3.0, blocked_seconds=0.25,
         memory_bytes=5000, gpu_memory_bytes=0, log_bytes=10.0,
     )  # fmt: skip
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return replace(plain, **changes)
 
 
 ROOM = Room(
@@ -152,8 +152,8 @@ def test_the_estimate_is_passes_updates_tests_snapshots_and_starts():
     assert long.snapshots == pytest.approx(3.0 + 3 * 0.25)  # at 8, 16, 24, and the end
     assert long.total == pytest.approx(long.training + long.tests + long.snapshots + 2.0)
     assert long.images_per_second == pytest.approx(400)
-    assert estimate(plan, figures(TREE), workers=3)["long"].passes == 2  # type: ignore[union-attr]
-    assert estimate(plan, figures(TREE), workers=4)["long"].passes == 1  # type: ignore[union-attr]
+    assert estimate(plan, figures(TREE), workers=3)["long"].passes == 2
+    assert estimate(plan, figures(TREE), workers=4)["long"].passes == 1
 
 
 def test_what_would_run_out_is_said_first():

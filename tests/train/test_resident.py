@@ -25,7 +25,7 @@ def pictures(height: int = HEIGHT) -> np.ndarray:
 def loader(param: Transform, shuffle: bool = True, **more: object) -> Loader:
     values = [raw(image, i % 10) for i, image in enumerate(pictures())]
     settings = {"train": True, "channels": 3, "num_classes": 10, "seed": SOLVER.random_seed, "images": RECORDS, **more}
-    return Loader(ListRecords(values), param, shuffle=shuffle, **settings)  # type: ignore[arg-type]
+    return Loader(ListRecords(values), param, shuffle=shuffle, **settings)
 
 
 def in_order(values: list[bytes] | None = None) -> Loader:
@@ -153,7 +153,7 @@ def pretended_gpu(monkeypatch):
 
 
 def kept(run: SimpleNamespace) -> tuple[Resident | None, list[Note]]:
-    notes, making = [], runner.keep(run)  # type: ignore[arg-type]
+    notes, making = [], runner.keep(run)
     while True:
         try:
             notes.append(next(making))

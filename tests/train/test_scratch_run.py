@@ -116,7 +116,7 @@ def on_two_ranks(data: list[Data]) -> list[Any]:
         copying = Copying(data[rank], [data[rank].train, *data[rank].val])
         found = []
         try:
-            steps = copying.first(Rank(rank), lambda: False)  # type: ignore[arg-type]
+            steps = copying.first(Rank(rank), lambda: False)
             while True:
                 found.append(next(steps).text)
         except StopIteration as end:

@@ -64,7 +64,7 @@ def test_what_a_stage_left_that_the_schedule_has_no_more_stops_nothing(keeper):
 def test_one_that_answers_the_next_time_is_gone_on_from(keeper):
     commit(keeper, 5)
     # `names`, and the manifest twice.
-    keeper.disk = FaultyDisk("EIO@2-3")  # type: ignore[assignment]
+    keeper.disk = FaultyDisk("EIO@2-3")
     main = keeper.plan().stages[0]
     assert main.state is State.RESUME and main.iter == 5
 

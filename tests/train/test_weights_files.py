@@ -87,7 +87,7 @@ def test_each_layer_moves_by_the_iterations_that_it_has_seen():
 class Server(BaseHTTPRequestHandler):
     def __init__(self, data: bytes, commit: str, *rest: object) -> None:
         self.data, self.commit = data, commit
-        super().__init__(*rest)  # type: ignore[arg-type]
+        super().__init__(*rest)
 
     def _answer(self) -> None:
         if "missing" in self.path:

@@ -25,7 +25,7 @@ def _hold(section: str, file: str) -> None:
                 pathlib.Path(file).touch()
                 time.sleep(_SECONDS)
 
-    Pulse.enter = held  # type: ignore[method-assign]
+    Pulse.enter = held
 
 
 def _dawdle(seconds: float) -> None:
@@ -37,7 +37,7 @@ def _dawdle(seconds: float) -> None:
         time.sleep(seconds)
         beat(self)
 
-    Pulse.beat = late  # type: ignore[method-assign]
+    Pulse.beat = late
 
 
 if "RANK" in os.environ and "HELD_IN" in os.environ:
