@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
     print(
         f"{target}: {write_lmdb(str(target), chosen(LmdbSource(str(folder / 'fashion-mnist' / 'train_lmdb'))))} records"
     )
-    save(build(str(target), classes=CLASSES), str(target))
+    save(build(str(target), classes=CLASSES).index, str(target))
 
 
 if __name__ == "__main__":

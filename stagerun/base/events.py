@@ -65,6 +65,15 @@ class CompressionChosen:
     why: str  # in words
     tried: tuple[tuple[str, float], ...] = ()  # way; seconds of an iteration, the median
 
+    @property
+    def words(self) -> str:
+        """`dense`, `TOP_K`, `dense for 34 tensors, TOP_K for 16`"""
+        found = [("dense" if method == "NONE" else method, tensors) for method, tensors, *_ in self.methods]
+        if len(found) == 1:
+            return found[0][0]
+        first, *rest = (f"{method} for {tensors}" for method, tensors in found)
+        return ", ".join([f"{first} tensor{'s' * (found[0][1] != 1)}", *rest])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iterated:
@@ -275,7 +284,7 @@ class StageFinished:
     last_weight_decay: float | None = None  # that of the last update, where it is another than the first one's
     skips: int = 0  # iterations without an update (`on_nan: SKIP`)
     rollbacks: int = 0  # `on_nan: ROLLBACK`
-    tested_set: str = ""  # the images of the evaluation (`lmdb_file.set_of`); '' if unknown
+    tested_set: str = ""  # the images of the evaluation (`image_sets.set_of`); '' if unknown
     # Of other validation sets: name, top-1, top-5, loss, and whether the averaged weights had it.
     beside: tuple[tuple[str, float, float, float | None, bool], ...] = ()
     mean_ap: float | None = None  # as in Tested

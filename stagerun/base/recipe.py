@@ -112,7 +112,7 @@ class VarianceNorm(enum.Enum):
 
 
 class Method(enum.Enum):
-    """What is sent in place of a gradient. `base.compression` has what is known of each."""
+    """What is sent in place of a gradient. `wire.values` has what is known of each."""
 
     NONE = "NONE"
     TOP_K = "TOP_K"
@@ -691,7 +691,7 @@ def point(member: str) -> tuple[str, int | None]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """`stages` are in the order in which they run: parents before children. `data` is what they share: which images a stage has, it says
-    itself. `files` are (path, text) as read, the Python files that it names last. `sets`: which images the LMDBs hold (`lmdb_file.set_of`),
+    itself. `files` are (path, text) as read, the Python files that it names last. `sets`: which images the LMDBs hold (`image_sets.set_of`),
     by their path, as far as someone has looked. `class_sizes`: how many training images each class has, likewise, by the stage's name,
     where its sampling depends on it; images that it ignores are of none. `imports`: of the sources that are folders of class folders, by
     their path (`imports.with_imports`)."""

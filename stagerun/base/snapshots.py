@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from stagerun.base.errors import ResumeRefused
 
@@ -66,7 +67,7 @@ class SnapshotRef:
 
 
 def same_set(before: str, now: str) -> bool | None:
-    """Whether two texts of `lmdb_file.with_sets` are of the same images: by all of them where both know it, else by the sample that
+    """Whether two texts of `image_sets.with_sets` are of the same images: by all of them where both know it, else by the sample that
     both have, else by the names and sizes of the files that they were imported from; None where one is unknown."""
     old, new = (dict(re.findall(r"(sample|index|folder) (\w+)", text)) for text in (before, now))
     kind = next((kind for kind in ("index", "sample", "folder") if kind in old and kind in new), None)
@@ -87,7 +88,7 @@ def passed_over(name: str) -> str:
     return f"snapshot {name} may not be read by this user, and is passed over here; `run` would refuse to"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Inventory:
     """The complete snapshots of an output folder, oldest first by (attempt, serial), and the names of damaged ones. `forbidden`: of those
     that this user may not read, where someone only looks."""
@@ -96,5 +97,16 @@ class Inventory:
     damaged: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()
 
+    @cached_property
+    def by_stage(self) -> Mapping[str, tuple[SnapshotRef, ...]]:
+        found: dict[str, list[SnapshotRef]] = {}
+        for ref in self.snapshots:
+            found.setdefault(ref.stage, []).append(ref)
+        return {stage: tuple(refs) for stage, refs in found.items()}
+
+    @cached_property
+    def ids(self) -> frozenset[str]:
+        return frozenset(ref.id for ref in self.snapshots)
+
     def of(self, stage: str) -> tuple[SnapshotRef, ...]:
-        return tuple(s for s in self.snapshots if s.stage == stage)
+        return self.by_stage.get(stage, ())

@@ -7,14 +7,14 @@ A peer that is gone becomes PeerError. No objects are pickled: what crosses the 
 import copy
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
 from stagerun.base.errors import AGAIN, PeerError
@@ -30,6 +30,8 @@ TIMEOUT = timedelta(minutes=30)
 # suspended over a weekend goes on. Also where the user wants no time-outs. Below what milliseconds in 32 bits can hold.
 PATIENT = timedelta(days=7)
 GRADIENTS = "add up gradients"
+# What gloo does best with few ranks: its all-gather, which copies what it gets once more, takes two to three times as long.
+MOST_BROADCASTS = 16
 
 
 @dataclass(slots=True)
@@ -46,40 +48,56 @@ class Traffic:
             self.sent += size
 
 
-class Comm(Protocol):
-    rank: int
-    size: int
-    traffic: Traffic
-    pulse: Pulse  # this rank's signs of life
-    spans: Spans | None  # where it is noted how long gradients are on their way; None: nowhere
+class Comm:
+    """A job's collectives. As they stand here they are those of one worker, where nothing crosses a network."""
+
+    rank = 0
+    size = 1
+    spans: Spans | None = None  # where it is noted how long gradients are on their way; None: nowhere
+
+    def __init__(self, pulse: Pulse | None = None) -> None:
+        self.pulse, self.traffic = pulse or Pulse(), Traffic()  # this rank's signs of life
 
     def part(self, ranks: Sequence[int]) -> "Comm | None":
         """These `ranks`, in growing order, as a job of their own, on them; None on the others. Collective over all. Only `close` of the whole
         ends it."""
+        return self
 
     def all_reduce(self, tensor: Tensor, doing: str = GRADIENTS) -> Callable[[], None]:
         """Starts summing `tensor` over the ranks in place; the answer waits for it. The sum has the same bits on each rank.
 
         `doing` is what an error says was tried. A profile shows sums of gradients alone.
         """
+        return _nothing
 
     def exchange(
         self, sent: Tensor, sent_sizes: Sequence[int], received: Tensor, received_sizes: Sequence[int]
     ) -> Callable[[], None]:
         """Starts handing out `sent`, cut into a piece for each rank, and filling `received` with what each rank has for this one;
         the answer waits for it. Both are contiguous vectors; the sizes are in elements, by rank, and may be 0."""
+        received.copy_(sent)
+        return _nothing
 
     def complete(self, pieces: Sequence[Tensor]) -> Callable[[], None]:
         """Starts filling `pieces`, contiguous and as large everywhere: piece r is rank r's, and may be empty; the answer waits for it."""
+        return _nothing
+
+    def look(self, tensor: Tensor) -> list[Any]:
+        """The numbers of a tensor that came of a collective. On a GPU the answers above only queue what comes after them, and this
+        is where the host waits for the other workers."""
+        return tensor.tolist()  # type: ignore[no-any-return]
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         """`tensor` of rank `src` on every rank, in place."""
 
     def broadcast_bytes(self, data: bytes | None, src: int = 0) -> bytes:
         """`data` of rank `src`; the others pass None."""
+        assert data is not None
+        return data
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """Everyone's `data`, by rank, on every rank."""
+        return [data]
 
     def barrier(self) -> None:
         """Returns when every rank has called it."""
@@ -88,81 +106,44 @@ class Comm(Protocol):
         """Leaves the group, at the end of a job without error."""
 
 
+class SoloComm(Comm):
+    """A job of one worker."""
+
+
 def gather_json(comm: Comm, mine: Any) -> list[Any]:
     """Everyone's, by rank, on every rank, as JSON holds it. Collective."""
     return [json.loads(data) for data in comm.gather_bytes(json.dumps(mine).encode())]
 
 
-class SoloComm:
-    """A job of one worker: nothing to do."""
-
-    rank = 0
-    size = 1
-    pulse = Pulse()  # that no one reads
-    traffic = Traffic()  # stays 0
-    spans: Spans | None = None
-
-    def __init__(self, pulse: Pulse | None = None) -> None:
-        if pulse is not None:
-            self.pulse = pulse
-
-    def part(self, ranks: Sequence[int]) -> "SoloComm":
-        return self
-
-    def all_reduce(self, tensor: Tensor, doing: str = GRADIENTS) -> Callable[[], None]:
-        return lambda: None
-
-    def exchange(
-        self, sent: Tensor, sent_sizes: Sequence[int], received: Tensor, received_sizes: Sequence[int]
-    ) -> Callable[[], None]:
-        received.copy_(sent)
-        return lambda: None
-
-    def complete(self, pieces: Sequence[Tensor]) -> Callable[[], None]:
-        return lambda: None
-
-    def broadcast(self, tensor: Tensor, src: int = 0) -> None:
-        pass
-
-    def broadcast_bytes(self, data: bytes | None, src: int = 0) -> bytes:
-        assert data is not None
-        return data
-
-    def gather_bytes(self, data: bytes) -> list[bytes]:
-        return [data]
-
-    def barrier(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+def _nothing() -> None:
+    pass
 
 
-def default_store() -> dist.Store:
-    """That of the default group, by the connection that torch uses."""
-    return c10d._get_default_store()
-
-
-class TorchComm:
-    """torch.distributed's default group: gloo for tensors on the CPU, NCCL for those on a GPU."""
+class TorchComm(Comm):
+    """torch.distributed's default group: gloo for tensors on the CPU, NCCL for those on a GPU. No method takes more calls of torch's for
+    more ranks."""
 
     def __init__(
-        self, world: World, device: torch.device, pulse: Pulse | None = None, timeout: timedelta = TIMEOUT
+        self,
+        world: World,
+        device: torch.device,
+        pulse: Pulse | None = None,
+        timeout: timedelta = TIMEOUT,
+        backend: str = "",
     ) -> None:
-        """Joins the meeting point in MASTER_ADDR and MASTER_PORT. PeerError if the others don't come."""
-        self.rank, self.size, self.device = world.rank, world.size, device
-        self.pulse, self.timeout, self.traffic = pulse or Pulse(), timeout, Traffic()
-        self.spans: Spans | None = None
+        """Joins the meeting point in MASTER_ADDR and MASTER_PORT. PeerError if the others don't come. `backend`: another of torch's."""
+        super().__init__(pulse)
+        self.rank, self.size, self.device, self.timeout = world.rank, world.size, device, timeout
         self.group: dist.ProcessGroup | None = None  # the default group
         self.ranks: Sequence[int] = range(world.size)  # of the default group, by rank of this one
         self._parts: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        self._backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        backend = backend or ("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
         with peers("meet the other workers", self.pulse):
             store = private()
             self._served = served(world) if store is None else None
-            dist.init_process_group(self._backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
+            dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
 
-    def part(self, ranks: Sequence[int]) -> "TorchComm | SoloComm | None":
+    def part(self, ranks: Sequence[int]) -> Comm | None:
         # Of the whole job alone: a part has no parts.
         key = tuple(ranks)
         if key == tuple(range(self.size)):
@@ -194,15 +175,28 @@ class TorchComm:
         return self._waiting([work], sent.nbytes)
 
     def complete(self, pieces: Sequence[Tensor]) -> Callable[[], None]:
-        # All at once: gloo's all-gather, which copies what it gets once more, takes two to three times as long.
-        with peers(GRADIENTS):
+        own = pieces[self.rank]
+        if self.size > MOST_BROADCASTS:
+            received = own.new_empty(sum(map(len, pieces)))
+            wait = self.exchange(own.repeat(self.size), [len(own)] * self.size, received, [len(p) for p in pieces])
+
+            def fill() -> None:
+                wait()
+                torch._foreach_copy_(list(pieces), list(received.split([len(piece) for piece in pieces])))
+
+            return fill
+        with peers(GRADIENTS):  # all at once
             works = [
                 dist.broadcast(piece, self.ranks[r], self.group, True)
                 for r, piece in enumerate(pieces)
                 if piece.numel()
             ]
-        self.traffic.add((self.size - 1) * pieces[self.rank].nbytes)
+        self.traffic.add((self.size - 1) * own.nbytes)
         return self._waiting(works, sum(piece.nbytes for piece in pieces))
+
+    def look(self, tensor: Tensor) -> list[Any]:
+        with peers(GRADIENTS, self.pulse):
+            return super().look(tensor)
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         with peers("hand out a tensor", self.pulse):
@@ -217,7 +211,17 @@ class TorchComm:
         return buffer.numpy().tobytes()[: int(size)]
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        return [self.broadcast_bytes(data if self.rank == src else None, src) for src in range(self.size)]
+        sizes = [int(size) for size in self._gather(torch.tensor([len(data)]))]
+        longest = torch.frombuffer(bytearray(data.ljust(max(*sizes, 1), b"\0")), dtype=torch.uint8)
+        found = zip(self._gather(longest), sizes, strict=True)
+        return [row.numpy().tobytes()[:size] for row, size in found]
+
+    def _gather(self, mine: Tensor) -> list[Tensor]:
+        """Everyone's, which are as large, in the host's memory."""
+        found = [torch.empty_like(mine) for _ in range(self.size)]
+        with peers("hear of the other workers", self.pulse):
+            dist.all_gather(found, mine, self.group)
+        return found
 
     def barrier(self) -> None:
         # Not dist.barrier(): with NCCL that would meet on the GPU and need one to be chosen.
@@ -228,9 +232,11 @@ class TorchComm:
         dist.destroy_process_group()
 
     def _waiting(self, works: Sequence[dist.Work], size: int, doing: str = GRADIENTS) -> Callable[[], None]:
-        """A function that returns when the collectives are done, which have to do with so many bytes of this rank's."""
+        """A function that returns when the collectives are done, which have to do with so many bytes of this rank's. On a GPU it only
+        queues what comes after them, but in a profile."""
         arrived = self.spans.reduction(size) if self.spans is not None and doing == GRADIENTS else None
-        if arrived is not None and self.device.type == "cpu":
+        on_gpu = self.device.type != "cpu"
+        if arrived is not None and not on_gpu:
             # By the threads that bring them to their ends, mostly while this one is computing; the last of them takes the 0.
             left = list(range(len(works)))
             for work in works:
@@ -240,38 +246,31 @@ class TorchComm:
             with peers(doing, self.pulse):
                 for work in works:
                     work.wait()
-                self._settle()
-            if (
-                arrived is not None and self.device.type != "cpu"
-            ):  # the GPU knows when; this thread only that it was before
+                if arrived is not None:
+                    self._settle()
+            if arrived is not None and on_gpu:  # the GPU knows when; this thread only that it was before
                 arrived()
 
         return wait
 
     def _settle(self) -> None:
-        """On a GPU `wait` only queues what comes after; a rank that hangs there is to be seen waiting here, and not at whatever asks
-        the GPU for a number first. Reducers wait in `finish` alone, when backward is done, and all that they have sent by then is on
-        its way: so what is lost is the time to queue the next kernel."""
+        """On a GPU a collective only queues what comes after it: a rank that hangs there is to be seen waiting for the others."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
 
-class peers:
+@contextmanager
+def peers(doing: str, pulse: Pulse | None = None, whom: str = "the other workers") -> Iterator[None]:
     """Turns the RuntimeError of a collective whose peer is gone into PeerError, and leaves any other as it is. With `pulse` this rank waits
     for the others meanwhile; only the training thread does."""
-
-    def __init__(self, doing: str, pulse: Pulse | None = None, whom: str = "the other workers") -> None:
-        self.doing, self.pulse, self.whom = doing, pulse, whom
-
-    def __enter__(self) -> None:
-        if self.pulse is not None:
-            self.pulse.wait()
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self.pulse is not None:
-            self.pulse.go_on()
-        if isinstance(error, RuntimeError) and misses_a_peer(error):
-            raise PeerError(
-                f"lost {self.whom} while trying to {self.doing}: {first_words(error)}",
-                AGAIN,
-            ) from error
+    if pulse is not None:
+        pulse.wait()
+    try:
+        yield
+    except RuntimeError as error:
+        if not misses_a_peer(error):
+            raise
+        raise PeerError(f"lost {whom} while trying to {doing}: {first_words(error)}", AGAIN) from error
+    finally:
+        if pulse is not None:
+            pulse.go_on()

@@ -36,7 +36,11 @@ class Reducer(Protocol):
         the parts of the tail that are 0 or nearly so everywhere else."""
 
     def finish(self) -> Tensor:
-        """Waits. Every parameter's `.grad` is now the sum over all logical workers, and so is the returned tail."""
+        """Waits, on a GPU by queueing what comes after it. Every parameter's `.grad` is now the sum over all logical workers, and so is the
+        returned tail."""
+
+    def look(self, tensor: Tensor) -> list[float]:
+        """The numbers of a tensor that was computed from what `finish` gave."""
 
     def accept(self) -> None:
         """The update was made: what this iteration left unsent, if anything, is sent with the next."""
@@ -69,6 +73,9 @@ class SoloReducer:
             if p.grad is None:  # not reached by this loss; weight decay still moves it
                 p.grad = torch.zeros_like(p)
         return self.tail
+
+    def look(self, tensor: Tensor) -> list[float]:
+        return tensor.tolist()  # type: ignore[no-any-return]
 
     def accept(self) -> None:
         pass
@@ -200,6 +207,9 @@ class FlatReducer:
         assert self.tail is not None
         return self.tail
 
+    def look(self, tensor: Tensor) -> list[float]:
+        return self.comm.look(tensor)
+
     def accept(self) -> None:
         pass
 
@@ -221,6 +231,9 @@ class Switch:
 
     def finish(self) -> Tensor:
         return self.now.finish()
+
+    def look(self, tensor: Tensor) -> list[float]:
+        return self.now.look(tensor)
 
     def accept(self) -> None:
         self.now.accept()

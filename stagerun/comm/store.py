@@ -4,21 +4,12 @@ import ipaddress
 import os
 import re
 import socket
-import time
-from collections.abc import Collection
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from stagerun.base.errors import AGAIN, PeerError
-from stagerun.base.text import duration
 from stagerun.system.world import STORE_FILE, World
-
-# Until all have come to a meeting that they call at about the same time. One that is gone shows there by nothing else.
-MEETING = timedelta(minutes=1)
-_LOOK_S = 0.01
 
 
 def private() -> dist.Store | None:
@@ -45,34 +36,6 @@ def served(world: World) -> dist.TCPStore | None:
         )
     except (OSError, RuntimeError, ValueError):
         return None
-
-
-def client(of: dist.Store, name: str, timeout: timedelta) -> dist.Store:
-    """The part of store `of` with this name, by a connection of its own: one that waits for a key keeps all else on its connection
-    waiting. RuntimeError.
-
-    Under torchrun each life of the workers has another part, as it has of what is torch's own.
-    """
-    own = private()
-    if own is None:
-        while isinstance(of, dist.PrefixStore):
-            of = of.underlying_store
-        assert isinstance(of, dist.TCPStore)
-        own = dist.TCPStore(of.host, of.port, None, False, timeout, wait_for_workers=False)
-    own.set_timeout(timeout)
-    return dist.PrefixStore(f"stagerun/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}", own)
-
-
-def meet(store: dist.Store, worker: int, workers: Collection[int], timeout: timedelta) -> None:
-    """Returns when all `workers` have called it with the same part of the store, which is good for one meeting. RuntimeError; PeerError."""
-    store.set(f"here/{worker}", "")
-    missing, last = set(workers), time.monotonic() + timeout.total_seconds()
-    while missing := {other for other in missing if not store.check([f"here/{other}"])}:
-        if time.monotonic() > last:
-            names = ", ".join(str(other) for other in sorted(missing))
-            within = duration(timeout.total_seconds())
-            raise PeerError(f"worker{'s' * (len(missing) > 1)} {names} did not come within {within}", AGAIN)
-        time.sleep(_LOOK_S)  # `wait` prints a warning of torch's when one doesn't come
 
 
 # How gloo, NCCL and the store say that another process is gone, and what is the matter with this one alone.

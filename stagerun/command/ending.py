@@ -6,7 +6,9 @@ import io
 import os
 import re
 import resource
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ import click
 import stagerun
 from stagerun.base.errors import ExitCode, StagerunError, StorageError
 from stagerun.base.pace import colour, strip
-from stagerun.base.text import shown, size, to_nowhere, wrapped
+from stagerun.base.text import duration, shown, size, to_nowhere, wrapped
 from stagerun.system import signals
 from stagerun.system.host import open_files
 
@@ -30,7 +32,7 @@ class Printable:
     """A text stream that gets what a terminal may get: names, keys and messages come from files that others have made."""
 
     def __init__(self, stream: TextIO) -> None:
-        # Where rich looks: its own commands go there, and `command.terminal.Terminal` sees to its words.
+        # Where rich looks: its own commands go there, and `command.progress.Terminal` sees to its words.
         self.rich_proxied_file = stream
         if not (stream.encoding or "utf-8").lower().startswith("utf") and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -188,3 +190,33 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
             end_with(error)
 
     return wrapper
+
+
+@contextmanager
+def stopped_after(seconds: float | None) -> Iterator[None]:
+    """Within it this process gets a stop signal from itself after that time; None: never.
+
+    The process is the one that the user called, so a launcher hands the signal on as it does any other. Of the workers that another
+    program started, rank 0 alone has a clock, and the others follow it as they follow a signal that reached one of them.
+    """
+    from stagerun.system.world import rank_said
+
+    if seconds is None or rank_said() != 0:
+        yield
+        return
+
+    def strike() -> None:
+        # A second SIGINT would end it at once.
+        numbers = [number for number in signals.stop_signals() if number != signal.SIGINT]
+        if numbers:  # none once all is done
+            signals.say(f"--stop-after {duration(seconds)}: the time is up")
+            os.kill(os.getpid(), signal.SIGTERM if signal.SIGTERM in numbers else numbers[0])
+
+    clock = threading.Timer(seconds, strike)
+    clock.daemon = True
+    with signals.held():  # so that the thread which sends the signal is not the one that gets it
+        clock.start()
+    try:
+        yield
+    finally:
+        clock.cancel()

@@ -93,15 +93,15 @@ def _place(metavar: str) -> str:
 
 def stage_word(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
     """Stages of the schedule that was typed before, or their fields where the metavar says so."""
-    from stagerun.command import stage_words
+    from stagerun.command import completion
 
     # Where an option has no value yet, click leaves all arguments in `args`.
     folder, form = ctx.params.get("folder") or next(iter(ctx.args), None), param.make_metavar(ctx)
     if not isinstance(folder, str):
         return []
     if "." in form or "NAME" in form:
-        return [CompletionItem(one) for one in stage_words.settings(folder, word, "=" if "=" in form else "")]
-    return [CompletionItem(one) for one in stage_words.stage_names(folder) if one.startswith(word)]
+        return [CompletionItem(one) for one in completion.settings(folder, word, "=" if "=" in form else "")]
+    return [CompletionItem(one) for one in completion.stage_names(folder) if one.startswith(word)]
 
 
 def option(

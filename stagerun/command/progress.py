@@ -1,17 +1,29 @@
-"""How far a command over many images has come: a bar on a terminal, else a line every ten seconds. On stderr."""
+"""rich's console with what stagerun prints; and how far a command over many images has come: a bar on a terminal, else a line every ten
+seconds, on stderr."""
 
+import math
 import os
 import time
-from types import TracebackType
+from collections.abc import Iterator
+from typing import Any
 
+from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.segment import Segment
 
-from stagerun.base.text import duration
+from stagerun.base.text import duration, shown
 from stagerun.command.ending import tell
-from stagerun.command.terminal import Terminal
 
 _LINE_EVERY_S = 10.0
 _REDRAWN_EVERY_S = 0.1
+
+
+class Terminal(RichConsole):
+    """rich's console, which cleans words as `ending.Printable` does: no character in them commands a terminal."""
+
+    def render(self, *args: Any, **kwargs: Any) -> Iterator[Segment]:
+        for segment in super().render(*args, **kwargs):
+            yield segment if segment.control else segment._replace(text=shown(segment.text))
 
 
 class Shown:
@@ -37,9 +49,7 @@ class Shown:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -50,7 +60,10 @@ class Shown:
             self._first = now, done
         if now < self._next:
             return
-        text = self._text(done, total, now)
+        since, first = self._first
+        text = f"{done} of {total} {self._noun}{self.rate(done)}"
+        if done > first and now - since > 1:
+            text += f", {duration((total - done) * (now - since) / (done - first))} left"
         if self._bar is None:
             self._next = now + _LINE_EVERY_S
             tell(f"{self._what}: {text}")
@@ -66,21 +79,9 @@ class Shown:
 
     def rate(self, done: int) -> str:
         """`, 1480 images/s`, or '' where it is too soon to say."""
-        if self._first is None:
-            return ""
-        since, first = self._first
+        since, first = self._first or (math.inf, 0)
         seconds = time.monotonic() - since
-        if seconds <= 0.1 or done <= first:
-            return ""
-        return f", {(done - first) / seconds:.0f} {self._noun}/s"
-
-    def _text(self, done: int, total: int, now: float) -> str:
-        assert self._first is not None
-        since, first = self._first
-        text = f"{done} of {total} {self._noun}{self.rate(done)}"
-        if done > first and now - since > 1:
-            text += f", {duration((total - done) * (now - since) / (done - first))} left"
-        return text
+        return f", {(done - first) / seconds:.0f} {self._noun}/s" if seconds > 0.1 and done > first else ""
 
 
 def threads_here(given: int | None) -> int:

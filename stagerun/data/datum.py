@@ -4,6 +4,7 @@ A JPEG is decoded no further than the part that is wanted reaches, and at a redu
 DataErrors without a place; the loader puts the LMDB and the key in front.
 """
 
+import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError
 from stagerun.data import jpeg
-from stagerun.data.headers import png_chunks
+from stagerun.data.headers import family, png_chunks, read_png
 from stagerun.data.jpeg import Rectangle, make_decoder
 from stagerun.data.jpeg.decoder import imdecode
 from stagerun.language.proto import caffe_pb2
@@ -24,12 +25,6 @@ from stagerun.language.proto import caffe_pb2
 Image = NDArray[np.uint8]
 # Called when the first JPEG is met: to load and try the fastest decoder takes half a second, which raw images don't need.
 MakeDecoder: TypeAlias = Callable[[], jpeg.Decoder]
-
-_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
-
-
-class OtherChannels(DataError):
-    """An image whose number of channels isn't the network's: a mistake of the recipe, not of the image."""
 
 
 class Picture(Protocol):
@@ -48,6 +43,13 @@ class Picture(Protocol):
         ...
 
 
+class StoredPicture(Picture, Protocol):
+    """A record's. `kind` says how it is stored, in words; `interval` is the restart interval of a JPEG, 0 without one."""
+
+    kind: str
+    interval: int
+
+
 class DecodedPicture:
     """A picture that is decoded already."""
 
@@ -64,7 +66,7 @@ class DecodedPicture:
 class _Planes:
     """Raw bytes, one colour after the other: uint8[channels, height, width]."""
 
-    reducible = False
+    kind, interval, reducible = "raw", 0, False
 
     def __init__(self, planes: NDArray[np.uint8]) -> None:
         self._planes = planes
@@ -79,58 +81,77 @@ class _Planes:
 class _Jpeg:
     reducible = True
 
-    def __init__(self, data: memoryview, header: jpeg.Header, channels: int, decoder: jpeg.Decoder) -> None:
-        self._data, self._header, self._channels, self._decoder = data, header, channels, decoder
+    def __init__(self, data: memoryview, channels: int | None, decoder: MakeDecoder) -> None:
+        if not jpeg.is_complete(data):
+            raise _cut_off("JPEG")
+        self._header = header = jpeg.read_header(data)
+        own = 1 if header.components == 1 else 3  # CMYK is decoded to three as well
+        self._data, self._channels = data, _channels(own, channels)
         self.height, self.width = header.height, header.width
+        self.kind, self.interval = header.kind, header.restart_interval
+        self._decoder = decoder()
 
     def decode(self, part: Rectangle | None = None, shrink: int = 1) -> Image:
         return self._decoder.decode(self._data, self._header, self._channels, part, shrink)
 
 
-def coded_picture(data: memoryview, channels: int, decoder: MakeDecoder) -> Picture:
-    """A JPEG or PNG that gives `channels` channels, 1 or 3. DataError for what is neither, cut off, or of other channels."""
-    if data[:3] == _JPEG:
-        if not jpeg.is_complete(data):
-            raise cut_off("JPEG")
-        header = jpeg.read_header(data)
-        if channels == 1 and header.components != 1:
-            raise _other_channels(3, channels)  # CMYK is decoded to three as well
-        return _Jpeg(data, header, channels, decoder())
-    if data[:8] == _PNG:
-        return DecodedPicture(_decode_png(data, channels))
-    raise DataError("the encoded image is neither JPEG nor PNG", "convert it before the LMDB is made")
+class _Png:
+    """It is decoded as a whole."""
+
+    interval, reducible = 0, False
+
+    def __init__(self, data: memoryview, channels: int | None) -> None:
+        chunks = list(png_chunks(data))
+        # A chunk's checksum, 4 bytes, follows its data.
+        if not chunks or chunks[0][0] != b"IHDR" or chunks[-1][0] != b"IEND" or sum(chunks[-1][1:]) + 4 > len(data):
+            raise _cut_off("PNG")
+        header = read_png(data)
+        self.height, self.width, self.kind = header.height, header.width, header.kind
+        if self.height * self.width > jpeg.MAX_PIXELS:
+            raise DataError(
+                f"the image is {self.height} x {self.width} pixels (height x width), more than {jpeg.MAX_PIXELS:,}",
+                "reduce it before the LMDB is made",
+            )
+        # What isn't said stays: no alpha is dropped, and no bits. OpenCV doesn't see the one transparent grey of a grey PNG.
+        if "16 bits" in header.oddities:
+            raise DataError("the image has 16 bits per channel", "only images of 8 bits per channel are read")
+        if "alpha" in header.oddities and header.channels != 1:
+            raise DataError("the image has an alpha channel", "make the LMDB from images without transparency")
+        self._data, self._channels = data, _channels(header.channels, channels)
+
+    def decode(self, part: Rectangle | None = None, shrink: int = 1) -> Image:
+        image = imdecode(self._data, cv2.IMREAD_UNCHANGED)  # as in Caffe: no EXIF rotation
+        if image.ndim == 2 and self._channels == 3:
+            image = cv2.cvtColor(image, cv2.COLOR_GRAY2BGR)
+        shape = self.height, self.width, self._channels
+        if image.dtype != np.uint8 or image.size != math.prod(shape):
+            raise DataError(
+                "the image can't be decoded: it isn't what its header says", "make the LMDB again from its source"
+            )
+        image = np.asarray(image, np.uint8).reshape(shape)
+        return image if part is None else cut(image, part)
 
 
-def _decode_png(data: memoryview, channels: int) -> Image:
-    """A PNG is decoded as a whole: its size is known from there on."""
-    check_png(data)
-    # UNCHANGED as in Caffe: no EXIF rotation, and nothing dropped without a word (alpha, 16 bits).
-    image = imdecode(data, cv2.IMREAD_UNCHANGED)
-    if image.dtype != np.uint8:
-        raise DataError("the image has 16 bits per channel", "only images of 8 bits per channel are read")
-    found = 1 if image.ndim == 2 else image.shape[2]
-    if found == channels:
-        return np.asarray(image, np.uint8).reshape(image.shape[0], image.shape[1], channels)
-    if found == 1:
-        return np.asarray(cv2.cvtColor(image, cv2.COLOR_GRAY2BGR), np.uint8)
-    if found == 4:
-        raise DataError("the image has an alpha channel", "make the LMDB from images without transparency")
-    raise _other_channels(found, channels)
+def _channels(own: int, wanted: int | None) -> int:
+    """What an encoded image of `own` channels is decoded to: a grey one becomes three where they are wanted."""
+    if wanted in (None, own) or own == 1:
+        return wanted or own
+    raise DataError(
+        f"the image has {own} channels, the network takes {wanted}",
+        f"convert that file to grey; or set `channels: {own}` under `model` in schedule.prototxt, which takes grey ones, too",
+    )
 
 
-def check_png(data: memoryview) -> None:
-    """DataError for a PNG that is cut off or too large, found without decoding it."""
-    chunks = list(png_chunks(data))
-    # A chunk's checksum, 4 bytes, follows its data.
-    if not chunks or chunks[0][0] != b"IHDR" or chunks[-1][0] != b"IEND" or sum(chunks[-1][1:]) + 4 > len(data):
-        raise cut_off("PNG")
-    # Behind the signature comes the chunk IHDR: length, type, width, height.
-    width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
-    if height * width > jpeg.MAX_PIXELS:
-        raise DataError(
-            f"the image is {height} x {width} pixels (height x width), more than {jpeg.MAX_PIXELS:,}",
-            "reduce it before the LMDB is made",
-        )
+def coded_picture(data: memoryview, channels: int | None, decoder: MakeDecoder) -> StoredPicture:
+    """A JPEG or PNG that gives `channels` channels, 1 or 3, or as many as it has. DataError for what is neither, cut off, or of other
+    channels."""
+    found = family(data)
+    if found == "JPEG":
+        return _Jpeg(data, channels, decoder)
+    if found == "PNG":
+        return _Png(data, channels)
+    but = f", but {found}" if found else ""
+    raise DataError(f"the encoded image is neither JPEG nor PNG{but}", "convert it before the LMDB is made")
 
 
 def cut(image: NDArray[np.uint8], part: Rectangle) -> NDArray[np.uint8]:
@@ -138,17 +159,10 @@ def cut(image: NDArray[np.uint8], part: Rectangle) -> NDArray[np.uint8]:
     return image[part.top : part.top + part.height, part.left : part.left + part.width]
 
 
-def cut_off(kind: str) -> DataError:
+def _cut_off(kind: str) -> DataError:
     return DataError(
         f"the image is cut off: {kind} data ends before its end marker",
         "its file was incomplete when the LMDB was made; make the LMDB again from complete files",
-    )
-
-
-def _other_channels(found: int, channels: int) -> OtherChannels:
-    return OtherChannels(
-        f"the image has {found} channels, the network takes {channels}",
-        f"convert that file to grey; or set `channels: {found}` under `model` in schedule.prototxt, which takes grey ones, too",
     )
 
 
@@ -187,22 +201,6 @@ class Fields:
     def one_label(self) -> int:
         """The label, or SEVERAL."""
         return SEVERAL if self.several else self.label
-
-
-def decode(
-    record: bytes | memoryview, channels: int, num_classes: int, decoder: MakeDecoder = make_decoder
-) -> tuple[Image, int]:
-    """The image as uint8[height, width, channels], channels in the order B, G, R, and its label, 0 .. num_classes-1.
-
-    Raw bytes (channels x height x width) must have exactly `channels` channels. Encoded images are JPEG or PNG with 8
-    bits per channel; where 3 channels are wanted a grey one is repeated three times (Caffe stops there; ILSVRC has
-    some), and CMYK becomes B, G, R as OpenCV does it. Orientation in EXIF data is not applied, as in Caffe. A missing
-    label is 0, as in Caffe. What can't be known: bytes changed inside a JPEG's scan, which decode to a wrong picture.
-    With `decoder` the image is valid until its next use.
-    """
-    fields = parse(record)
-    check_label(fields.label, num_classes)
-    return picture_of(fields, channels, decoder).decode(), fields.label
 
 
 def parse(record: bytes | memoryview) -> Fields:
@@ -288,21 +286,28 @@ def raw_datum(image: Image, label: int) -> caffe_pb2.Datum:
     return caffe_pb2.Datum(channels=channels, height=height, width=width, data=data, label=label)
 
 
-def check_label(label: int, num_classes: int) -> None:
-    """DataError for a label that isn't one of 0 .. num_classes-1."""
+def wrong_label(label: int, num_classes: int) -> DataError | None:
+    """What is wrong with a label that isn't one of 0 .. num_classes-1."""
     if label < 0:
-        raise DataError(
+        return DataError(
             f"the label is {label}, below 0", "labels count from 0; make the LMDB again with labels that do"
         )
-    if label >= num_classes:
-        raise DataError(
-            f"the label is {label}, but num_classes is {num_classes}: labels go from 0 to {num_classes - 1}",
-            "change `num_classes` of the network, or make the LMDB with labels that count from 0",
-        )
+    if label < num_classes:
+        return None
+    return DataError(
+        f"the label is {label}, but num_classes is {num_classes}: labels go from 0 to {num_classes - 1}",
+        "change `num_classes` of the network, or make the LMDB with labels that count from 0",
+    )
 
 
-def picture_of(fields: Fields, channels: int, decoder: MakeDecoder = make_decoder) -> Picture:
-    """The Datum's picture, its size known, its pixels not yet decoded. DataError if it can't give `channels` channels."""
+def picture_of(fields: Fields, channels: int | None, decoder: MakeDecoder = make_decoder) -> StoredPicture:
+    """The Datum's picture, its size known, its pixels not yet decoded. DataError if it can't give `channels` channels (None: 1 or 3).
+
+    Raw bytes (channels x height x width) must have exactly `channels` channels. Encoded images are JPEG or PNG with 8
+    bits per channel; where 3 channels are wanted a grey one is repeated three times (Caffe stops there; ILSVRC has
+    some), and CMYK becomes B, G, R as OpenCV does it. Orientation in EXIF data is not applied, as in Caffe. What can't be known: bytes
+    changed inside a JPEG's scan, which decode to a wrong picture.
+    """
     if not len(fields.data):
         if fields.floats:
             raise DataError("the Datum holds float_data", "only images of 8 bits per channel (field `data`) are read")
@@ -314,12 +319,12 @@ def picture_of(fields: Fields, channels: int, decoder: MakeDecoder = make_decode
         raise DataError(
             f"the Datum says {c} x {h} x {w} (channels x height x width) bytes, but holds {len(fields.data)}",
             "the bytes are a JPEG or PNG file: the Datum lacks `encoded: true`"
-            if fields.data[:3] == _JPEG or fields.data[:8] == _PNG
+            if family(fields.data) in ("JPEG", "PNG")
             else "make the LMDB again from its source",
         )
-    if c != channels:
-        raise OtherChannels(
-            f"the image has {c} channel{'s' if c != 1 else ''}, the network takes {channels}",
+    if c not in ((1, 3) if channels is None else (channels,)):
+        raise DataError(
+            f"the image has {c} channel{'s' if c != 1 else ''}, the network takes {channels or '1 or 3'}",
             f"set `channels: {c}` under `model` in schedule.prototxt" if c in (1, 3) else "the network takes 1 or 3",
         )
     return _Planes(np.frombuffer(fields.data, np.uint8).reshape(c, h, w))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stagerun.data import jpeg
-from stagerun.data.jpeg import Unreadable
+from stagerun.data.jpeg import BadImage
 
 _MAGIC = (
     (b"\xff\xd8\xff", "JPEG"),
@@ -37,28 +37,29 @@ class Header:
     orientation: int = 1  # by EXIF, 1 .. 8
 
 
-def family(data: bytes) -> str:
+def family(data: bytes | memoryview) -> str:
     """The format by the first bytes, or ''."""
+    data = bytes(data[:12])
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WebP"
     return next((name for magic, name in _MAGIC if data.startswith(magic)), "")
 
 
 def read_header(data: bytes) -> Header:
-    """Unreadable if it isn't an image's, is cut off, or of a kind that can't be used."""
+    """BadImage if it isn't an image's, is cut off, or of a kind that can't be used."""
     name = family(data)
     if name not in ("JPEG", "PNG"):  # Pillow reads the rest
         return Header(name, name, 0, 0, 0, False, (name,))
     try:
-        return _jpeg(data) if name == "JPEG" else _png(data)
+        return _jpeg(data) if name == "JPEG" else read_png(data)
     except (struct.error, IndexError):
-        raise Unreadable("truncated", f"the {name} ends within its header") from None
+        raise BadImage("truncated", f"the {name} ends within its header") from None
 
 
 def _jpeg(data: bytes) -> Header:
     found = jpeg.read_header(data)
     if found.unusual:
-        raise Unreadable("unsupported", "a JPEG of an unusual kind: arithmetic coding, lossless or hierarchical")
+        raise BadImage("unsupported", "a JPEG of an unusual kind: arithmetic coding, lossless or hierarchical")
     turned = orientation(jpeg.exif_of(data))
     odd = ["EXIF rotation"] if turned > 1 else []
     if found.components == 4:
@@ -67,10 +68,11 @@ def _jpeg(data: bytes) -> Header:
     return Header("JPEG", found.kind, found.height, found.width, found.components, plain, tuple(odd), turned)
 
 
-def _png(data: bytes) -> Header:
+def read_png(data: bytes | memoryview) -> Header:
+    """As `read_header`, of what begins like a PNG. struct.error if that is all."""
     length, kind, width, height, bits, colour = struct.unpack_from(">I4sIIBB", data, 8)
     if kind != b"IHDR" or length != 13:
-        raise Unreadable("damaged", "the PNG doesn't begin with its header")
+        raise BadImage("damaged", "the PNG doesn't begin with its header")
     odd = []
     if colour == 3:
         odd.append("palette")
@@ -78,7 +80,10 @@ def _png(data: bytes) -> Header:
         odd.append("16 bits")
     elif bits < 8:
         odd.append("fewer than 8 bits")
-    chunks = _small_chunks(data)
+    chunks: dict[bytes, bytes] = {}  # those without pixels
+    for name, at, size in png_chunks(data):
+        if name not in (b"IDAT", b"IEND"):
+            chunks.setdefault(name, bytes(data[at : at + min(size, 1 << 16)]))
     if colour in (4, 6) or b"tRNS" in chunks:
         odd.append("alpha")
     if b"acTL" in chunks:
@@ -89,9 +94,8 @@ def _png(data: bytes) -> Header:
         odd.append("EXIF rotation")
     channels = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}.get(colour)
     if channels is None:
-        raise Unreadable("damaged", f"the PNG's colour type is {colour}")
-    name = "grey PNG" if channels == 1 else "PNG"
-    return Header("PNG", name, height, width, channels, plain, tuple(odd), turned)
+        raise BadImage("damaged", f"the PNG's colour type is {colour}")
+    return Header("PNG", "grey PNG" if channels == 1 else "PNG", height, width, channels, plain, tuple(odd), turned)
 
 
 def png_chunks(data: bytes | memoryview) -> Iterator[tuple[bytes, int, int]]:
@@ -105,34 +109,18 @@ def png_chunks(data: bytes | memoryview) -> Iterator[tuple[bytes, int, int]]:
         at += 12 + length
 
 
-def _small_chunks(data: bytes) -> dict[bytes, bytes]:
-    """The chunks without pixels."""
-    found: dict[bytes, bytes] = {}
-    for kind, at, length in png_chunks(data):
-        if kind not in (b"IDAT", b"IEND"):
-            found.setdefault(kind, data[at : at + min(length, 1 << 16)])
-    return found
-
-
-def _ifd(data: bytes, order: str) -> list[tuple[int, int, int, int]]:
-    """(tag, type, count, offset of the value) of the first directory of a TIFF."""
-    (start,) = struct.unpack_from(order + "I", data, 4)
-    (count,) = struct.unpack_from(order + "H", data, start)
-    return [
-        (*struct.unpack_from(order + "HHI", data, at), at + 8) for at in range(start + 2, start + 2 + 12 * count, 12)
-    ]
-
-
 def orientation(exif: bytes) -> int:
     """1 .. 8, the orientation of Exif data (a TIFF without a picture, CIPA DC-008); 1 where it states none that is valid."""
     exif = exif.removeprefix(jpeg.EXIF)
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
     if order is None:
         return 1
-    try:
-        for tag, kind, _, at in _ifd(exif, order):
+    try:  # the first directory: tag, type, count and value of each entry
+        (start,) = struct.unpack_from(order + "I", exif, 4)
+        (entries,) = struct.unpack_from(order + "H", exif, start)
+        for at in range(start + 2, start + 2 + 12 * entries, 12):
+            tag, kind, _, turned = struct.unpack_from(order + "HHIH", exif, at)
             if tag == _ORIENTATION and kind == 3:
-                (turned,) = struct.unpack_from(order + "H", exif, at)
                 return int(turned) if 1 <= turned <= 8 else 1
     except struct.error:  # damaged Exif data, of which there is a lot, doesn't make a picture unusable
         pass

@@ -10,8 +10,7 @@ import numpy as np
 
 from stagerun.base.errors import DataError
 from stagerun.base.text import count, first
-from stagerun.data.index import Index, digest_of
-from stagerun.data.lmdb_offsets import offsets_of, printable
+from stagerun.data.index import Index, digest_of, printable
 from stagerun.data.records import LmdbSource
 from stagerun.data.rows import ROW, UNUSABLE, Look, index_of, look, parse
 
@@ -29,19 +28,19 @@ def in_order(make: Callable[[int], T], first: int, last: int, threads: int) -> G
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="images")
     waiting: deque[Future[list[T]]] = deque()
+
+    def several(start: int) -> list[T]:
+        return [make(i) for i in range(start, min(last, start + _AT_ONCE))]
+
     try:
         for start in range(first, last, _AT_ONCE):
-            waiting.append(pool.submit(_several, make, start, min(last, start + _AT_ONCE)))
+            waiting.append(pool.submit(several, start))
             if len(waiting) >= threads * _AHEAD:
                 yield from waiting.popleft().result()
         while waiting:
             yield from waiting.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _several(make: Callable[[int], T], first: int, last: int) -> list[T]:
-    return [make(i) for i in range(first, last)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,18 +58,6 @@ def build(
     threads: int = 1,
     pixels: bool = True,
     classes: tuple[str, ...] = (),
-) -> Index:
-    """The index of an LMDB whose records can all be used; as `build_with`."""
-    return build_with(path, progress, threads=threads, pixels=pixels, classes=classes).index
-
-
-def build_with(
-    path: str,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-    *,
-    threads: int = 1,
-    pixels: bool = True,
-    classes: tuple[str, ...] = (),
     max_bad: int = 0,
 ) -> Built:
     """The index of the LMDB in folder `path`. Without `pixels` no image is decoded, and the mean stays unknown.
@@ -79,7 +66,6 @@ def build_with(
     `max_bad`, or all there are; StorageError if the disk fails. `progress` gets (done, total).
     """
     source = LmdbSource(path, side_file=False)
-    offsets = offsets_of(path)
     total = len(source)
 
     def row(i: int) -> tuple[bytes, str]:
@@ -92,16 +78,15 @@ def build_with(
         except DataError as error:
             return Look(UNUSABLE, 0, 0).row(label, digest), f"record `{printable(key)}`: {error.message}"
 
-    rows, mistakes = bytearray(), []
+    rows, unusable = bytearray(), list[str]()
     for done, (made, mistake) in enumerate(in_order(row, 0, total, threads), start=1):
         rows += made
-        if mistake:
-            mistakes.append(mistake)
+        unusable += [mistake] if mistake else []
         progress(done, total)
-    if len(mistakes) > max_bad or len(mistakes) == total:
+    if len(unusable) > max_bad or len(unusable) == total:
         raise DataError(
-            f"{path}: {count(len(mistakes), 'record')} of {total} can't be used:\n  " + "\n  ".join(first(mistakes)),
+            f"{path}: {count(len(unusable), 'record')} of {total} can't be used:\n  " + "\n  ".join(first(unusable)),
             "make the LMDB again from its source, with `stagerun data import`"
-            + (f"; to make the side file all the same, add --max-bad {len(mistakes)}" if len(mistakes) < total else ""),
+            + (f"; to make the side file all the same, add --max-bad {len(unusable)}" if len(unusable) < total else ""),
         )
-    return Built(index_of(offsets, np.frombuffer(rows, ROW), classes), tuple(mistakes))
+    return Built(index_of(source, np.frombuffer(rows, ROW), classes), tuple(unusable))

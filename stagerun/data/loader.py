@@ -9,27 +9,25 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.base import order
-from stagerun.base.errors import DataError
+from stagerun.base.errors import DataError, StagerunError
 from stagerun.base.recipe import Transform
 from stagerun.base.text import first
 from stagerun.data import datum, transform
 from stagerun.data.datum import DecodedPicture, Image, Picture
-from stagerun.data.pictures import Decoded, Pictures, finished_size
+from stagerun.data.pictures import LoaderOptions, NetworkInput, Pictures, finished_size
 from stagerun.data.pixels import Draw
 from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import Records, spread
 from stagerun.data.rows import look
 from stagerun.data.stream import Batch, Buffers, Stream
 
-__all__ = ["Augment", "Batch", "Loader", "Stream"]
-
-T = TypeVar("T")
+__all__ = ["Augment", "Batch", "Job", "Loader", "LoaderOptions", "NetworkInput", "Stream", "Training"]
 
 _MOST_MISTAKES_SHOWN = 3
 
@@ -45,92 +43,58 @@ class Augment(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What is drawn for training images, by their positions. `python` is done first, `augment` last. `side` is the crop_size of a batch
+    that begins at a position, where not all have that of the transform, which is the largest then: a batch has one size."""
+
+    seed: int
+    sampling: order.Order  # which record is where
+    python: PythonTransform | None = None
+    augment: Augment | None = None
+    side: Callable[[int], int | None] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A batch being made: `indices` are the records at its positions; `numbers` and
     `colours` are uint64[count, ...]; `param` is the transform, its crop_size that of this batch."""
 
-    loader: "Loader"
     made: Batch
     indices: list[int]
-    positions: list[int]
-    numbers: order.UInt64 | None
-    colours: order.UInt64 | None
-    param: Transform | None = None
-
-    @property
-    def count(self) -> int:
-        return len(self.indices)
-
-    def expect(self, first: int, last: int) -> None:
-        self.loader.expect(self.indices[first:last])
-
-    def fill(self, first: int, last: int) -> None:
-        for n in range(first, last):
-            self.loader.make(self, n)
-
-    def batch(self) -> Batch:
-        return self.made
+    param: Transform
+    numbers: order.UInt64 | None = None
+    colours: order.UInt64 | None = None
 
 
 class Loader:
-    """The images of one LMDB under one stage's transform. `train`: drawn at random; else an evaluation's centre crops.
-
-    `images`, where it is given, must be the number of records; `depth` is how many batches `stream` may hold ready, 1 or more (of batches
-    smaller than 16 images per thread more), `threads` how many make them. `python` is done first, `augment` last. `memory` keeps pixels
-    between epochs. `tier` forces a way of decoding. `sampling` says which record is where, in place of `shuffle`. `side` is the crop_size
-    of a batch that begins at a position, where not all have that of `transform_param`, which is the largest then: a batch has one size.
-    """
+    """The images of one LMDB under one transform: drawn for `training`, or else an evaluation's centre crops in key order."""
 
     def __init__(
         self,
         records: Records,
-        transform_param: Transform,
+        param: Transform,
+        network: NetworkInput,
         *,
-        train: bool,
-        channels: int,
-        num_classes: int,
-        seed: int = 0,
-        images: int | None = None,
-        shuffle: bool = False,
-        sampling: order.Order | None = None,
-        depth: int = 4,
-        threads: int = 1,
-        python: PythonTransform | None = None,
-        augment: Augment | None = None,
-        memory: Decoded | None = None,
-        tier: str | None = None,
-        side: Callable[[int], int | None] | None = None,
-        numbered: bool = False,
-        ignored: int | None = None,
-        by_some: frozenset[int] = frozenset(),
+        training: Training | None = None,
+        options: LoaderOptions = LoaderOptions(),  # noqa: B008  # it is frozen
     ) -> None:
-        if images not in (None, len(records)):
-            raise DataError(
-                f"{records.name}: holds {len(records)} records, but the schedule says images: {images}",
-                f"write `images: {len(records)}` beside its `source` in schedule.prototxt",
-            )
-        if depth < 1 or threads < 1:
+        if options.depth < 1 or options.threads < 1:
             raise ValueError("depth and threads are 1 or more")
-        self.records = records
-        self.depth, self.threads = depth, threads
-        self._transform, self._train = transform_param, train
-        self._seed = seed
-        self._order = sampling or order.EveryRecord(seed, len(records), shuffle)
-        self._side_at = side
-        self._python, self._augment = python, augment
-        self._pictures = Pictures(
-            records, transform_param, channels, num_classes, memory, tier, numbered, ignored, by_some
-        )
+        self.records, self.options = records, options
+        self._param, self._network, self._training = param, network, training
+        self._python, self._seed = (training.python, training.seed) if training else (None, 0)
+        self._order = training.sampling if training else order.EveryRecord(0, len(records), False)
+        self._pictures = Pictures(records, param, network, options)
         self.expect = self._pictures.expect
         # One with the consumer, one in the making, the others ready; with many threads more are in the making.
-        self._buffers = Buffers(depth + 2 + threads)
+        self._buffers = Buffers(options.depth + 2 + options.threads)
 
     def batch(self, position: int, count: int) -> Batch:
         """The `count` (1 or more) images from `position` on. DataError, StorageError name LMDB, key and what is wrong."""
         job = self.plan(position, count)
-        job.fill(0, count)
-        return job.batch()
+        self.fill(job, 0, count)
+        return job.made
 
     def stream(self, requests: Iterable[tuple[int, int]]) -> Stream:
         """The batches of (position, count), in order, made ahead by background threads, which also walk `requests`.
@@ -148,44 +112,46 @@ class Loader:
         if count < 1:
             raise ValueError("a batch has at least one image")
         positions = np.arange(position, position + count, dtype=np.int64)
-        indices = self._order.at(position, count)
-        param = self._param(position)
-        return self._job(positions, indices, param, self._shape(int(indices[0]), position, param))
-
-    def _param(self, position: int) -> Transform:
-        side = self._transform.crop_size if self._side_at is None else self._side_at(position)
-        return self._transform if side == self._transform.crop_size else replace(self._transform, crop_size=side)
-
-    def _job(
-        self, positions: NDArray[np.int64], indices: NDArray[np.int64], param: Transform, shape: tuple[int, int]
-    ) -> Job:
-        count = len(positions)
+        indices = self._order.at(position, count).tolist()
+        training, param, numbers, colours = self._training, self._param, self._numbers(positions), None
+        if training and training.side and (side := training.side(position)) != param.crop_size:
+            param = replace(param, crop_size=side)
+        if training and training.augment:
+            colours = order.draws(self._seed, positions, training.augment.numbers, order.Purpose.COLOUR)
+        height = width = param.crop_size
+        if height is None or width is None:  # all are as large as the first one
+            picture, _ = self._open(indices[0], position)
+            draw = self._draw(indices[0], position, picture, _row(numbers, 0), param)
+            height, width = finished_size(draw, picture)
         made = Batch(
-            self._buffers.array((count, *shape, self._pictures.channels)),
+            self._buffers.array((count, height, width, self._network.channels)),
             np.empty(count, np.int64),
             positions,
-            np.zeros((count, 4), np.int32) if self._train and self._transform.cutout_size else None,
-            np.zeros((count, 3), np.int32) if self._train and self._transform.mean_file else None,
+            np.zeros((count, 4), np.int32) if training and param.cutout_size else None,
+            np.zeros((count, 3), np.int32) if training and param.mean_file else None,
         )
-        colours = None
-        if self._augment is not None:
-            colours = order.draws(self._seed, positions, self._augment.numbers, order.Purpose.COLOUR)
-        return Job(self, made, indices.tolist(), positions.tolist(), self._numbers(positions), colours, param)
+        return Job(made, indices, param, numbers, colours)
+
+    def fill(self, job: Job, first: int, last: int) -> None:
+        """Makes these images of the batch. From any thread."""
+        for n in range(first, last):
+            self._make(job, n)
 
     def _numbers(self, positions: NDArray[np.int64]) -> order.UInt64 | None:
-        return order.draws(self._seed, positions, transform.numbers_needed(self._transform)) if self._train else None
+        needed = transform.numbers_needed(self._param)
+        return order.draws(self._seed, positions, needed) if self._training else None
 
-    def make(self, job: Job, n: int) -> None:
+    def _make(self, job: Job, n: int) -> None:
         """Image n of the batch, in its place."""
-        made, out, i = job.made, job.made.images[n], job.indices[n]
-        picture, label = self._open(i, job.positions[n])
-        draw = self._draw(i, job.positions[n], picture, None if job.numbers is None else job.numbers[n], job.param)
-        self._check_shape(i, job.positions[n], finished_size(draw, picture), out.shape)
-        if self._augment is None or job.colours is None:
+        made, out, i, position = job.made, job.made.images[n], job.indices[n], int(job.made.positions[n])
+        picture, label = self._open(i, position)
+        draw = self._draw(i, position, picture, _row(job.numbers, n), job.param)
+        self._check_shape(i, position, finished_size(draw, picture), out.shape)
+        if job.colours is None or self._training is None or self._training.augment is None:
             self._pictures.finish(i, picture, draw, out)
         else:
             image = np.ascontiguousarray(self._pictures.finish(i, picture, draw))
-            out[...] = self._augment(image, job.colours[n])
+            out[...] = self._training.augment(image, job.colours[n])
         made.labels[n] = label
         if made.cutout is not None and (cut := draw.cutout) is not None:
             made.cutout[n] = cut.top, cut.left, cut.height, cut.width
@@ -200,37 +166,34 @@ class Loader:
             picture = DecodedPicture(self._python(whole, self._seed, position, lambda: self._pictures.place(i)))
         return picture, label
 
-    def _draw(
-        self, i: int, position: int, picture: Picture, numbers: order.UInt64 | None, param: Transform | None = None
-    ) -> Draw:
+    def _draw(self, i: int, position: int, picture: Picture, numbers: order.UInt64 | None, param: Transform) -> Draw:
         """What is done to record i's picture, as `_open` gave it."""
-        if self._python is None:
-            return self._pictures.draw(i, picture, numbers, param)
         try:
-            return transform.draw(param or self._transform, numbers, picture.height, picture.width)
+            self._pictures.require_mean(picture)
+            return transform.draw(param, numbers, picture.height, picture.width)
         except DataError as error:
             hint = "return a larger image, or have `random_resize_param` enlarge it"
-            raise self._python.wrong_size(error.message, hint, position, self._pictures.place(i)) from None
+            raise self._misfit(i, position, error, hint) from None
 
-    def _shape(self, i: int, position: int, param: Transform) -> tuple[int, int]:
-        """(height, width) of the finished images of a batch whose first one is record i: all must be like that one."""
-        if param.crop_size is not None:
-            return param.crop_size, param.crop_size
-        numbers = self._numbers(np.array([position], np.int64))
-
-        picture, _ = self._open(i, position)
-        return finished_size(self._draw(i, position, picture, None if numbers is None else numbers[0]), picture)
+    def _whole(self, i: int) -> tuple[Image, int]:
+        """An evaluation's image i before it is cropped, and its label."""
+        picture, label = self._pictures.open(i)
+        draw = replace(self._draw(i, i, picture, None, self._param), crop=None)
+        return self._pictures.finish(i, picture, draw), label
 
     def _check_shape(self, i: int, position: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
-        if shape[:2] == expected[:2]:
-            return
-        text = f"the image is {shape[0]} x {shape[1]} pixels (height x width), others are {expected[0]} x {expected[1]}"
-        crop = "cut squares of one size out of them with `crop_size` in transform_param"
-        if self._python is not None:
-            hint = f"return images of one size, or {crop}"
-            raise self._python.wrong_size(text, hint, position, self._pictures.place(i))
-        hint = f"make them of one size with `stagerun data import --resize-height N --resize-width N`, or {crop}"
-        raise DataError(f"{self._pictures.place(i)}: {text}", hint)
+        if shape[:2] != expected[:2]:
+            text = f"the image is {shape[0]} x {shape[1]} pixels (height x width), others are {expected[0]} x {expected[1]}"
+            crop = "cut squares of one size out of them with `crop_size` in transform_param"
+            hint = f"make them of one size with `stagerun data import --resize-height N --resize-width N`, or {crop}"
+            raise self._misfit(i, position, DataError(text, hint), f"return images of one size, or {crop}")
+
+    def _misfit(self, i: int, position: int, error: DataError, hint: str) -> StagerunError:
+        """The error with its place; where the user's function made the image it is for that to mend, by `hint`."""
+        place = self._pictures.place(i)
+        if self._python is None:
+            return DataError(f"{place}: {error.message}", error.hint)
+        return self._python.wrong_size(error.message, hint, position, place)
 
     def preflight(self, samples: int = 32) -> None:
         """Looks at some records: the first, the last and evenly spaced ones. DataError with all mistakes found."""
@@ -239,7 +202,7 @@ class Loader:
 
     def mistakes(self, samples: int = 32) -> list[DataError]:
         """What `preflight` finds, one for each cause."""
-        mistakes: list[DataError] = []
+        causes: dict[str, list[DataError]] = {}
         shape: tuple[int, ...] | None = None
         looked_at = sorted({*spread(len(self.records), samples), *self._telling()})
         for i in looked_at:
@@ -248,10 +211,7 @@ class Loader:
                 shape = shape or found
                 self._check_shape(i, i, found, shape)
             except DataError as mistake:
-                mistakes.append(mistake)
-        causes: dict[str, list[DataError]] = {}
-        for one in mistakes:
-            causes.setdefault(one.hint, []).append(one)
+                causes.setdefault(mistake.hint, []).append(mistake)
         return [_counted(of_one, len(looked_at)) for of_one in causes.values()]
 
     def _telling(self) -> list[int]:
@@ -264,10 +224,10 @@ class Loader:
             known = np.flatnonzero(sides)  # an image that can't be used has none
             if known.size:
                 found += [int(known[np.argmin(sides[known])]), int(known[np.argmax(sides[known])])]
-        wrong = np.flatnonzero(index.labels >= self._pictures.num_classes)
+        wrong = np.flatnonzero(index.labels >= self._network.num_classes)
         found += wrong[np.unique(index.labels[wrong], return_index=True)[1]].tolist()[:_MOST_MISTAKES_SHOWN]
         grey = ["grey" in kind for kind, _ in index.facts.kinds]
-        if self._pictures.channels == 1 and any(grey) and not all(grey):
+        if self._network.channels == 1 and any(grey) and not all(grey):
             coloured = (i for i in range(len(self.records)) if self._is_coloured(i))  # the side file doesn't say which
             found += islice(coloured, _MOST_MISTAKES_SHOWN)
         return found
@@ -279,13 +239,17 @@ class Loader:
 
     def _look(self, i: int) -> tuple[int, ...]:
         """Makes record i into an image and says its shape."""
-        numbers = self._numbers(np.array([i], np.int64))
         if self._python is not None:
             whole = self._pictures.whole(i, self._pictures.open(i)[0])
             self._python.require_repeatable(whole, self._seed, i, lambda: self._pictures.place(i))
         picture, _ = self._open(i, i)
-        draw = self._draw(i, i, picture, None if numbers is None else numbers[0])
+        numbers = self._numbers(np.array([i], np.int64))
+        draw = self._draw(i, i, picture, _row(numbers, 0), self._param)
         return self._pictures.finish(i, picture, draw).shape[:2]
+
+
+def _row(numbers: order.UInt64 | None, n: int) -> order.UInt64 | None:
+    return None if numbers is None else numbers[n]
 
 
 def _counted(mistakes: list[DataError], looked_at: int) -> DataError:

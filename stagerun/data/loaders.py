@@ -2,27 +2,27 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError, UsageError
-from stagerun.base.recipe import Schedule, Solver, Stage, Transform
-from stagerun.base.text import count
+from stagerun.base.order import EveryRecord, Order, Sampled
+from stagerun.base.recipe import Sampling, Schedule, Solver, Stage, Transform
+from stagerun.base.shares import shares, weights_of
+from stagerun.base.text import count, first
 from stagerun.data.datum import Image
-from stagerun.data.index import Index
+from stagerun.data.index import Index, printable
 from stagerun.data.jpeg import Rectangle
-from stagerun.data.lmdb_offsets import printable
-from stagerun.data.loader import Augment, Job, Loader
-from stagerun.data.pictures import Decoded
+from stagerun.data.loader import Augment, Job, Loader, LoaderOptions, NetworkInput, Training
 from stagerun.data.pixels import Draw, apply
 from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import Records, spread
-from stagerun.data.sampling import order_of
 from stagerun.data.stream import Batch
 from stagerun.language.nets import ignored_by_some_in, ignored_in
 from stagerun.schedule.image_size import at_largest, crop_size
+
+_DEFAULTS = LoaderOptions()
 
 
 def training_loader(
@@ -30,32 +30,23 @@ def training_loader(
     schedule: Schedule,
     stage: Stage,
     *,
-    threads: int = 1,
+    options: LoaderOptions = _DEFAULTS,
     python: PythonTransform | None = None,
     augment: Augment | None = None,
-    memory: Decoded | None = None,
     start: int = 0,
 ) -> Loader:
     """Training images, from any position on. `python` is the transform's own function, `augment` what it does to colours; `start` the
     position at which the stage begins, which is looked at where the size of the images changes within it."""
     solver = stage.solver
-    return Loader(
-        records,
-        at_largest(solver.transform),
-        train=True,
-        channels=stage.model.channels,
-        num_classes=stage.model.num_classes,
+    training = Training(
         seed=solver.random_seed,
         sampling=order_of(records, schedule, stage),
-        threads=threads,
         python=python,
         augment=augment,
-        memory=memory,
         side=side_at(solver, start) if solver.transform.crop_size_ramp else None,
-        numbered=stage.data.train.labels is not None,
-        ignored=ignored_in(stage).train,
-        by_some=ignored_by_some_in(stage),
     )
+    network = network_input(stage, ignored_in(stage).train, stage.data.train.labels is not None)
+    return Loader(records, at_largest(solver.transform), network, training=training, options=options)
 
 
 def side_at(solver: Solver, start: int) -> Callable[[int], int | None]:
@@ -64,28 +55,60 @@ def side_at(solver: Solver, start: int) -> Callable[[int], int | None]:
     return lambda position: crop_size(solver, (position - start) // solver.batch_size)
 
 
-def evaluation_loader(records: Records, stage: Stage, *, threads: int = 1, numbered: bool = False) -> Loader:
+def evaluation_loader(
+    records: Records, stage: Stage, *, threads: int = 1, numbered: bool = False, five_crops: bool = False
+) -> Loader:
     """The images of an evaluation, each once: in key order, or by their shape where the transform is `rectangular`.
 
     Rectangles are those of batches of test_batch_size, whatever is asked for at a time: they are part of the result.
     """
-    solver, settings = stage.solver, of_evaluations(stage, threads, numbered)
-    if solver.test_transform.rectangular:
-        return RectangularLoader(records, solver.test_transform, batch_size=solver.test_batch_size, **settings)
-    return Loader(records, solver.test_transform, train=False, **settings)
+    param, options = stage.solver.test_transform, LoaderOptions(threads=threads)
+    network = network_input(stage, ignored_in(stage).test, numbered)
+    if five_crops:
+        return CropLoader(records, param, network, options)
+    if param.rectangular:
+        return RectangularLoader(records, param, network, stage.solver.test_batch_size, options)
+    return Loader(records, param, network, options=options)
 
 
-def of_evaluations(stage: Stage, threads: int, numbered: bool) -> dict[str, Any]:
-    """The settings of a Loader that all evaluations of a stage have."""
-    model = stage.model
-    return {
-        "channels": model.channels,
-        "num_classes": model.num_classes,
-        "threads": threads,
-        "numbered": numbered,
-        "ignored": ignored_in(stage).test,
-        "by_some": ignored_by_some_in(stage),
-    }
+def network_input(stage: Stage, ignored: int | None, numbered: bool) -> NetworkInput:
+    return NetworkInput(
+        channels=stage.model.channels,
+        num_classes=stage.model.num_classes,
+        numbered=numbered,
+        ignored=ignored,
+        by_some=ignored_by_some_in(stage),
+    )
+
+
+def order_of(records: Records, schedule: Schedule, stage: Stage) -> Order:
+    """Which training record is at which position, as the stage's `sampling` has it. DataError where the classes of the records are not
+    known, or are not those that are to be drawn."""
+    solver = stage.solver
+    if solver.sampling is Sampling.UNIFORM:
+        return EveryRecord(solver.random_seed, len(records), schedule.data.shuffle)
+    said = f"`sampling: {solver.sampling.value}`"
+    if records.index is None:
+        raise DataError(
+            f"{records.name}: {said} needs the labels of all records, and there is no side file",
+            f"make it with `stagerun data index {records.name}`",
+        )
+    labels, classes = records.index.labels, stage.model.num_classes
+    ignored = ignored_in(stage).train
+    if ignored is not None:  # such an image is of no class
+        labels = np.where(labels == ignored, -1, labels)
+    if int(labels.max(initial=-1)) >= classes:
+        raise DataError(
+            f"{records.name}: has label {labels.max()}, and `num_classes` is {classes}", "see `stagerun data verify`"
+        )
+    sizes = np.bincount(labels[labels >= 0], minlength=classes).tolist()
+    weights = weights_of(solver, sizes)
+    drawn = shares(weights, len(records))
+    if never := [str(c) for c in range(classes) if weights[c] and not drawn[c]]:
+        named = f"class{'es' * (len(never) > 1)} {', '.join(first(never, 5))}"
+        images = count(len(records), "image")
+        raise DataError(f"{records.name}: {said} leaves less than one of {images} in an epoch to {named}")
+    return Sampled(solver.random_seed, labels, drawn)
 
 
 # -- Rectangular validation: images of like shape go through the network together, less of each cut off.
@@ -108,21 +131,20 @@ class RectangularLoader(Loader):
     def __init__(
         self,
         records: Records,
-        transform_param: Transform,
-        *,
+        param: Transform,
+        network: NetworkInput,
         batch_size: int,
-        **settings: Any,
+        options: LoaderOptions = _DEFAULTS,
     ) -> None:
-        """`settings`: those of a Loader, as for CropLoader."""
         if records.index is None:
             raise DataError(
                 f"{records.name}: rectangular evaluation needs the sizes of the images, and there is no side file",
                 f"make it with `stagerun data index {records.name}`",
             )
         # The whole resized image; the crop is the batch's.
-        super().__init__(records, replace(transform_param, crop_size=None), train=False, **settings)
-        assert transform_param.crop_size is not None  # `check` holds it
-        self._side, self._batch_size = transform_param.crop_size, batch_size
+        super().__init__(records, replace(param, crop_size=None), network, options=options)
+        assert param.crop_size is not None  # `check` holds it
+        self._side, self._batch_size = param.crop_size, batch_size
         ratios = _ratios(records.name, records.index)
         self._by_shape = np.argsort(ratios, kind="stable")
         self._ratios = ratios[self._by_shape]
@@ -136,15 +158,13 @@ class RectangularLoader(Loader):
         if count < 1 or position + count > first + self._batch_size:
             raise ValueError(f"{count} images from {position} are not in one batch of {self._batch_size}")
         mean = float(self._ratios[first : first + self._batch_size].mean())
-        images = self._buffers.array((count, *crop_of(mean, self._side), self._pictures.channels))
+        images = self._buffers.array((count, *crop_of(mean, self._side), self._network.channels))
         places = np.arange(position, position + count, dtype=np.int64)
-        indices = self._by_shape[places].tolist()
-        return Job(self, Batch(images, np.empty(count, np.int64), places), indices, places.tolist(), None, None)
+        return Job(Batch(images, np.empty(count, np.int64), places), self._by_shape[places].tolist(), self._param)
 
-    def make(self, job: Job, n: int) -> None:
-        i = job.indices[n]
-        picture, job.made.labels[n] = self._pictures.open(i)
-        centre(self._pictures.finish(i, picture, self._pictures.draw(i, picture, None), None), job.made.images[n])
+    def _make(self, job: Job, n: int) -> None:
+        image, job.made.labels[n] = self._whole(job.indices[n])
+        centre(image, job.made.images[n])
 
     def _check_shape(self, i: int, position: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
         """Any shape can be cropped."""
@@ -205,31 +225,25 @@ class CropLoader(Loader):
     centre alone. UsageError without crop_size, and for rectangular crops.
     """
 
-    def __init__(
-        self,
-        records: Records,
-        transform_param: Transform,
-        **settings: Any,
-    ) -> None:
-        if transform_param.crop_size is None:
+    def __init__(self, records: Records, param: Transform, network: NetworkInput, options: LoaderOptions) -> None:
+        if param.crop_size is None:
             raise UsageError("the evaluation's transform has no crop_size: there is one view of an image", NO_CROP_HINT)
-        if transform_param.rectangular:
+        if param.rectangular:
             raise UsageError("the evaluation's transform is `rectangular`: its crops have no corners", NO_CROP_HINT)
-        super().__init__(records, transform_param, train=False, **settings)
-        self._side = transform_param.crop_size
+        super().__init__(records, param, network, options=options)
+        self._side = param.crop_size
 
     def plan(self, position: int, count: int) -> Job:
         """`images` is uint8[5 * count, crop_size, crop_size, channels]: the first crop of each image, then the second of
         each, and so on; labels and positions are int64[count].
         """
         positions = np.arange(position, position + count, dtype=np.int64)
-        images = self._buffers.array((CROPS * count, self._side, self._side, self._pictures.channels))
-        made = Batch(images, np.empty(count, np.int64), positions)
-        return Job(self, made, positions.tolist(), positions.tolist(), None, None)
+        images = self._buffers.array((CROPS * count, self._side, self._side, self._network.channels))
+        return Job(Batch(images, np.empty(count, np.int64), positions), positions.tolist(), self._param)
 
-    def make(self, job: Job, n: int) -> None:
+    def _make(self, job: Job, n: int) -> None:
         whole, job.made.labels[n] = self._whole(job.indices[n])
-        job.made.images[n :: job.count] = five_crops(whole, self._side)
+        job.made.images[n :: len(job.indices)] = five_crops(whole, self._side)
 
     def preflight(self, samples: int = 32) -> None:
         """As in Loader, and UsageError if every image looked at is just as large as its crop."""
@@ -240,11 +254,6 @@ class CropLoader(Loader):
                 f"there is nothing to crop: the images are {self._side} x {self._side} pixels, as large as crop_size",
                 NO_CROP_HINT,
             )
-
-    def _whole(self, i: int) -> tuple[Image, int]:
-        """Image i before it is cropped, and its label."""
-        picture, label = self._pictures.open(i)
-        return self._pictures.finish(i, picture, replace(self._pictures.draw(i, picture, None), crop=None), None), label
 
 
 def five_crops(image: Image, side: int) -> NDArray[np.uint8]:

@@ -1,20 +1,20 @@
 """Record numbers -> pictures -> finished images, with errors that name the LMDB and the key; and the decoded images that stay in memory."""
 
 import threading
+from dataclasses import dataclass
 
 import numpy as np
 
 from stagerun.base.errors import DataError
-from stagerun.base.order import UInt64
 from stagerun.base.recipe import Cache, InterpMode, Transform
 from stagerun.base.text import size as size_text
-from stagerun.data import datum, jpeg, pixels, transform
-from stagerun.data.datum import DecodedPicture, Image, Picture
+from stagerun.data import datum, jpeg, pixels
+from stagerun.data.datum import DecodedPicture, Image, Picture, wrong_label
+from stagerun.data.index import printable
 from stagerun.data.jpeg import Rectangle
-from stagerun.data.lmdb_offsets import printable
+from stagerun.data.mean_file import mean_image
 from stagerun.data.pixels import Draw
 from stagerun.data.records import Records, Room, spread
-from stagerun.store.given import mean_image
 from stagerun.system.host import available_memory
 
 # -- Decoded images that stay in memory between epochs: one array for a set whose images are all of one size. Nothing is decoded for
@@ -100,6 +100,29 @@ def _size(records: Records, channels: int) -> tuple[int, int] | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkInput:
+    """What a network takes of the records. `numbered`: a record's number stands for its label, and what it says itself isn't looked at.
+    `ignored`: a label that counts for nothing, and need be no class. `by_some`: labels that only part of a net ignores."""
+
+    channels: int
+    num_classes: int
+    numbered: bool = False
+    ignored: int | None = None
+    by_some: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderOptions:
+    """How batches are made; nothing of it changes one. `depth` is how many batches a stream may hold ready, 1 or more (of batches smaller
+    than 16 images per thread more), `threads` how many make them. `memory` keeps pixels between epochs. `tier` forces a way of decoding."""
+
+    threads: int = 1
+    depth: int = 4
+    memory: Decoded | None = None
+    tier: str | None = None
+
+
 class _Hand(threading.local):
     """What each thread has of its own."""
 
@@ -128,75 +151,57 @@ class Pictures:
     StorageError where it can't be read.
     """
 
-    def __init__(
-        self,
-        records: Records,
-        transform_param: Transform,
-        channels: int,
-        num_classes: int,
-        memory: Decoded | None = None,
-        tier: str | None = None,
-        numbered: bool = False,
-        ignored: int | None = None,
-        by_some: frozenset[int] = frozenset(),
-    ) -> None:
-        """`numbered`: a record's number stands for its label, and what it says itself isn't looked at. `ignored`: a label that counts for
-        nothing, and need be no class. `by_some`: labels that only part of a net ignores."""
-        self.records, self.channels = records, channels
-        self._numbered, self._ignored, self._by_some = numbered, ignored, by_some
-        self._transform, self.num_classes = transform_param, num_classes
-        self._memory = memory
+    def __init__(self, records: Records, param: Transform, network: NetworkInput, options: LoaderOptions) -> None:
+        self._records, self._param, self._network, self._memory = records, param, network, options.memory
         # A JPEG that AUTO decodes at a reduced scale has other pixels than one that is reduced from its full size. So this
         # transform neither puts JPEGs into memory, nor takes those that another stage's has put there: a run that goes on
         # after that stage finds none. A function of the user's (`python`) gets whole images from full size.
-        self._keeps_jpegs = InterpMode.AUTO not in _interp_modes(transform_param) or transform_param.python is not None
-        self._hand = _Hand(tier)
-        mean = mean_image(transform_param, channels)
+        geometries = (param.random_resize, param.random_aspect_ratio, param.random_resized_crop)
+        reduces = any(geometry and geometry.interp_mode is InterpMode.AUTO for geometry in geometries)
+        self._keeps_jpegs = not reduces or param.python is not None
+        self._hand = _Hand(options.tier)
+        mean = mean_image(param, network.channels)
         self._size = mean.shape[:2] if mean is not None else None
 
     def expect(self, indices: list[int]) -> None:
         """These records will be used soon."""
         memory = self._memory
-        self.records.expect(indices if memory is None else [i for i in indices if not memory.has(i, self._keeps_jpegs)])
+        if memory is not None:
+            indices = [i for i in indices if not memory.has(i, self._keeps_jpegs)]
+        self._records.expect(indices)
 
     def open(self, i: int) -> tuple[Picture, int]:
         """Record i's picture, its pixels not yet decoded unless they are in memory, and its label."""
-        memory = self._memory
+        memory, network = self._memory, self._network
         if memory is not None and memory.has(i, self._keeps_jpegs):
-            label = i if self._numbered else int(memory.labels[i])
-            if not self._numbered and label != self._ignored:  # the stage that put it here may have ignored it
+            label = i if network.numbered else int(memory.labels[i])
+            if not network.numbered and label != network.ignored:  # the stage that put it here may have ignored it
                 self._check(i, label)
             return DecodedPicture(memory.images[i]), label
-        record = self.records.read(i, self._hand.room)
+        record = self._records.read(i, self._hand.room)
         try:
             fields = datum.parse(record)
-            picture = datum.picture_of(fields, self.channels, self._hand.decoder)
+            picture: Picture = datum.picture_of(fields, network.channels, self._hand.decoder)
         except DataError as error:
-            raise DataError(f"{self.place(i)}: {error.message}", error.hint) from None
-        label = i if self._numbered else fields.label
+            raise self._placed(i, error) from None
+        label = i if network.numbered else fields.label
         # An ignored label may be -1, by which a Datum says that it has several.
-        if not self._numbered and (label != self._ignored or (fields.several and fields.floats)):
+        if not network.numbered and (label != network.ignored or (fields.several and fields.floats)):
             self._check(i, label, ("the Datum has" if fields.floats else _MINUS_ONE) if fields.several else "")
         if memory is not None and memory.fits(picture) and (self._keeps_jpegs or not picture.reducible):
-            image = self._decode(i, picture, None, 1)
+            image = self.whole(i, picture)
             memory.keep(i, image, label, jpeg=picture.reducible)
             picture = DecodedPicture(image)
         return picture, label
 
-    def draw(self, i: int, picture: Picture, numbers: UInt64 | None, param: Transform | None = None) -> Draw:
-        """The draw for record i's picture; `transform.draw`. `param` is the transform with another crop_size."""
+    def require_mean(self, picture: Picture) -> None:
+        """DataError, without a place, where the transform's mean image is of another size."""
         if self._size not in (None, (picture.height, picture.width)):
             assert self._size is not None
-            text = (
-                f"the record is {picture.height} x {picture.width}, and `mean_file` {self._size[0]} x {self._size[1]}"
-            )
             raise DataError(
-                f"{self.place(i)}: {text}", "a mean image is for records of its size: write `mean_value` for others"
+                f"the record is {picture.height} x {picture.width}, and `mean_file` {self._size[0]} x {self._size[1]}",
+                "a mean image is for records of its size: write `mean_value` for others",
             )
-        try:
-            return transform.draw(param or self._transform, numbers, picture.height, picture.width)
-        except DataError as error:
-            raise DataError(f"{self.place(i)}: {error.message}", error.hint) from None
 
     def finish(self, i: int, picture: Picture, draw: Draw, out: Image | None = None) -> Image:
         """The finished image, in `out` where that is given; `pixels.finish`."""
@@ -209,26 +214,29 @@ class Pictures:
 
     def place(self, i: int) -> str:
         """Record i, as a message names it."""
-        return f"{self.records.name}: record `{printable(self.records.key(i))}`"
+        return f"{self._records.name}: record `{printable(self._records.key(i))}`"
+
+    def _placed(self, i: int, error: DataError) -> DataError:
+        return DataError(f"{self.place(i)}: {error.message}", error.hint)
 
     def _check(self, i: int, label: int, several: str = "") -> None:
         """DataError for a label that training can't take. `several`: what has several, or none."""
-        try:
-            if several:
-                raise DataError(
-                    f"{several} several labels, or none, in float_data",
-                    'one label alone counts from 0; for several write `labels: "float_data"` beside `source`',
-                )
-            datum.check_label(label, self.num_classes)
-        except DataError as error:
-            hint = _BY_SOME if label in self._by_some else error.hint
-            raise DataError(f"{self.place(i)}: {error.message}", hint) from None
+        error = wrong_label(label, self._network.num_classes)
+        if several:
+            error = DataError(
+                f"{several} several labels, or none, in float_data",
+                'one label alone counts from 0; for several write `labels: "float_data"` beside `source`',
+            )
+        if error is not None and label in self._network.by_some:
+            error = DataError(error.message, _BY_SOME)
+        if error is not None:
+            raise self._placed(i, error)
 
     def _decode(self, i: int, picture: Picture, part: Rectangle | None, shrunk: int) -> Image:
         try:
             return picture.decode(part, shrunk)
         except DataError as error:
-            raise DataError(f"{self.place(i)}: {error.message}", error.hint) from None
+            raise self._placed(i, error) from None
 
 
 def finished_size(draw: Draw, picture: Picture) -> tuple[int, int]:
@@ -236,8 +244,3 @@ def finished_size(draw: Draw, picture: Picture) -> tuple[int, int]:
     if draw.crop is not None:
         return draw.crop.height, draw.crop.width
     return draw.size or (picture.height + 2 * draw.pad, picture.width + 2 * draw.pad)
-
-
-def _interp_modes(param: Transform) -> set[InterpMode]:
-    geometries = (param.random_resize, param.random_aspect_ratio, param.random_resized_crop)
-    return {geometry.interp_mode for geometry in geometries if geometry is not None}

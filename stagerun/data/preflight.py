@@ -6,7 +6,7 @@ from functools import cache
 
 from stagerun.base.errors import DataError, Problem, RecipeError
 from stagerun.base.recipe import Cache, Schedule, Source, Stage
-from stagerun.data.loader import together
+from stagerun.data.loader import LoaderOptions, together
 from stagerun.data.loaders import evaluation_loader, training_loader
 from stagerun.data.pictures import Decoded, make_memory
 from stagerun.data.python_transform import PythonTransform
@@ -67,7 +67,9 @@ def require_usable(
         try:  # what is done to colours fails for no image, and is left out: it needs torch
             function = python(stage) if python is not None else None
             if function is not None or not stage.solver.transform.python:
-                loader = training_loader(train, schedule, seen, python=function, memory=memory(stage))
+                loader = training_loader(
+                    train, schedule, seen, python=function, options=LoaderOptions(memory=memory(stage))
+                )
                 mistakes += (_placed(one, stage, "transform_param") for one in loader.mistakes())
         except DataError as error:
             mistakes.append(error)

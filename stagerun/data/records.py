@@ -2,20 +2,17 @@
 
 import os
 import threading
-import weakref
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from stagerun.base.errors import DataError, StagerunError, StorageError
-from stagerun.data import index
-from stagerun.data.index import Index
+from stagerun.data.index import Index, load, places_in, printable
 from stagerun.data.jpeg.decoder import Scratch
 from stagerun.data.jpeg.header import as_bytes
-from stagerun.data.lmdb_offsets import offsets_in, printable
 from stagerun.data.scratch import Copy, Original, look
-from stagerun.system.lmdb_file import BY_COMMAND, BY_SCHEDULE, open_file, transaction_of
+from stagerun.system.lmdb_file import BY_COMMAND, BY_SCHEDULE, LmdbFile
 
 Room = Scratch  # that one thread reads records into, one after the other
 
@@ -97,9 +94,8 @@ class LmdbSource:
 
         DataError too for a side file that belongs to another state of the LMDB; without `side_file` it isn't looked at.
         """
-        self._fd, meta = open_file(path, BY_COMMAND if images is None else BY_SCHEDULE)
-        self._close = weakref.finalize(self, os.close, self._fd)
-        entries = meta.entries
+        self.lmdb = LmdbFile(path, BY_COMMAND if images is None else BY_SCHEDULE)
+        entries = self.lmdb.meta.entries
         if entries == 0:
             raise DataError(f"{path}: the LMDB is empty", "its making was interrupted, or found no images")
         if images is not None and entries != images:
@@ -108,17 +104,14 @@ class LmdbSource:
                 f"write `images: {entries}` beside its `source` in schedule.prototxt, or name the folder meant",
             )
         self.name = path
-        self.index = index.load_for(path, self._fd, meta) if side_file else None
-        table = self.index or offsets_in(self._fd, meta, path)
-        self._table, self._offsets, self._lengths = table, table.offsets, table.lengths
-        self._transaction = meta.transaction
-        self._changed = meta.changed  # mtime at which the transaction was last compared
+        self.index = load(path, self.lmdb) if side_file else None
+        self.table = self.index or places_in(self.lmdb)
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return len(self.table)
 
     def key(self, i: int) -> bytes:
-        return self._table.key(i)
+        return self.table.key(i)
 
     def get(self, i: int) -> tuple[bytes, bytes]:
         """(key, value) of record i. IndexError outside 0 .. len-1; errors as in `read`."""
@@ -131,21 +124,23 @@ class LmdbSource:
         """
         if not 0 <= i < len(self):
             raise IndexError(i)
-        at, length = int(self._offsets[i]), int(self._lengths[i])
+        at, length, done = int(self.table.offsets[i]), int(self.table.lengths[i]), 0
         value = as_bytes(room.of(length))
         try:
-            if os.fstat(self._fd).st_mtime_ns != self._changed:
-                self._compare()
-            done = os.preadv(self._fd, (value,), at)
-            while 0 < done < length:  # a read may be answered in parts
-                more = os.preadv(self._fd, (value[done:],), at + done)
-                done = done + more if more else -1
+            if self.lmdb.is_changed():  # the pages of its records may be others' by now
+                raise DataError(
+                    f"{self.name}: the LMDB was changed while it was read",
+                    "don't write to it during a run; start again with the LMDB as it is to be",
+                )
+            # A read may be answered in parts.
+            while done < length and (more := os.preadv(self.lmdb.fd, (value[done:],), at + done)):
+                done += more
         except OSError as error:
             raise StorageError(
                 f"{self._place(i)}: can't be read: {error.strerror}",
                 "check the disk or the file server; the same command goes on",
             ) from None
-        if done != length:
+        if done < length:
             raise DataError(
                 f"{self._place(i)}: the file ends before it: it was cut off while it was read",
                 "copy or make the LMDB again; don't write to it during a run",
@@ -154,27 +149,15 @@ class LmdbSource:
 
     def expect(self, indices: list[int]) -> None:
         """These records will be read soon, in this order: the kernel begins to fetch them. Never fails."""
+        offsets, lengths = self.table.offsets, self.table.lengths
         for i in indices:
             try:
-                os.posix_fadvise(self._fd, int(self._offsets[i]), int(self._lengths[i]), os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(self.lmdb.fd, int(offsets[i]), int(lengths[i]), os.POSIX_FADV_WILLNEED)
             except OSError:  # a file system without it; the read itself reports what is wrong with a disk
                 return
 
-    def _compare(self) -> None:
-        """DataError if something was committed since the records' places were read: their pages may be others' by now."""
-        changed = os.fstat(self._fd).st_mtime_ns
-        if transaction_of(self._fd) != self._transaction:
-            raise DataError(
-                f"{self.name}: the LMDB was changed while it was read",
-                "don't write to it during a run; start again with the LMDB as it is to be",
-            )
-        self._changed = changed
-
     def _place(self, i: int) -> str:
         return f"{self.name}: record `{printable(self.key(i))}`"
-
-
-T = TypeVar("T")
 
 
 class SwitchingRecords:
@@ -188,11 +171,9 @@ class SwitchingRecords:
         """`images` as for LmdbSource; its errors."""
         self.name = original.path
         self.trouble: list[str] = []  # what the user should know; whoever reports it takes it out
-        self._original, self._images = original, images
+        self._original, self._images, self._copy = original, images, copy
         self._lock = threading.Lock()
-        self._copy: Copy | None = None
         self._now = LmdbSource(original.path if copy is None else copy.path, images)
-        self._copy = copy
 
     @property
     def index(self) -> Index | None:
@@ -205,43 +186,36 @@ class SwitchingRecords:
         return self._now.key(i)
 
     def get(self, i: int) -> tuple[bytes, bytes]:
-        return self._try(lambda now: now.get(i))
+        return self.key(i), bytes(self.read(i, Room()))
 
     def read(self, i: int, room: Room) -> memoryview:
-        return self._try(lambda now: now.read(i, room))
+        now = self._now
+        try:
+            return now.read(i, room)
+        except (DataError, StorageError) as error:
+            with self._lock:
+                if self._now is now:  # no other thread has switched
+                    self._switch(error)
+        return self._now.read(i, room)
 
     def expect(self, indices: list[int]) -> None:
         self._now.expect(indices)
 
-    def _try(self, read: Callable[[LmdbSource], T]) -> T:
-        now = self._now
+    def _switch(self, error: StagerunError) -> None:
+        """From the copy, which can't be read, to the original. The error itself without a copy; StorageError if the original is gone, too."""
+        if self._copy is None:
+            raise error
+        self._copy.suspect()
         try:
-            return read(now)
-        except (DataError, StorageError) as error:
-            other = self._instead_of(now, error)
-            if other is None:
-                raise
-        return read(other)
-
-    def _instead_of(self, now: LmdbSource, error: StagerunError) -> LmdbSource | None:
-        """What to read in place of `now`; None if that is the original itself. StorageError if the original is gone, too."""
-        with self._lock:
-            if self._now is not now:  # another thread has been here
-                return self._now
-            if self._copy is None:
-                return None
-            self._copy.suspect()
-            try:
-                if look(self._original.path) != self._original:
-                    raise DataError(f"{self._original.path}: the LMDB was changed since it was copied")
-                self._now = LmdbSource(self._original.path, self._images)
-            except StagerunError as second:
-                raise StorageError(
-                    f"{error.message}; and what it was copied from can't be read either: {second.message}",
-                    "check the scratch disk and the file server; the same command goes on from the newest snapshot",
-                ) from None
-            self._copy = None
-            self.trouble.append(
-                f"the copy in scratch can't be read: {error.message}; {self._original.path} is read from now on"
-            )
-            return self._now
+            if look(self._original.path) != self._original:
+                raise DataError(f"{self._original.path}: the LMDB was changed since it was copied")
+            self._now = LmdbSource(self._original.path, self._images)
+        except StagerunError as second:
+            raise StorageError(
+                f"{error.message}; and what it was copied from can't be read either: {second.message}",
+                "check the scratch disk and the file server; the same command goes on from the newest snapshot",
+            ) from None
+        self._copy = None
+        self.trouble.append(
+            f"the copy in scratch can't be read: {error.message}; {self._original.path} is read from now on"
+        )

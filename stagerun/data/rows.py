@@ -1,21 +1,20 @@
 """What the side file knows about one record: read from its header, and, where the mean is wanted, from its pixels."""
 
+import hashlib
 import math
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError
-from stagerun.data import datum, headers, jpeg
-from stagerun.data.datum import Fields, Image, check_png, coded_picture, cut_off
-from stagerun.data.index import Facts, Index, fingerprint_of
-from stagerun.data.lmdb_offsets import Offsets
-from stagerun.language.proto import caffe_pb2
+from stagerun.data import datum, jpeg
+from stagerun.data.datum import Fields, Image, picture_of
+from stagerun.data.index import Facts, Index
+from stagerun.data.records import LmdbSource
 
-# One record as the journal keeps it; little-endian, without gaps. `channels` is 0 where the pixels weren't looked at.
+# One record as an unfinished import keeps it; little-endian, without gaps. `channels` is 0 where the pixels weren't looked at.
 ROW = np.dtype(
     [
         ("stored", "u1"),  # 0: left out; the rest is 0 then
@@ -55,25 +54,12 @@ class Look:
     squares: tuple[int, int, int] = (0, 0, 0)
 
     def row(self, label: int, digest: int) -> bytes:
-        values = (
-            1,
-            self.channels,
-            self.interval,
-            label,
-            self.height,
-            self.width,
-            digest,
-            self.sums,
-            self.squares,
-            self.kind.encode(),
-        )
-        return np.array([values], ROW).tobytes()
+        size = label, self.height, self.width
+        row = 1, self.channels, self.interval, *size, digest, self.sums, self.squares, self.kind.encode()
+        return np.array([row], ROW).tobytes()
 
 
 LEFT_OUT = np.zeros(1, ROW).tobytes()
-
-
-Stored: TypeAlias = Fields | caffe_pb2.Datum
 
 
 def parse(record: bytes) -> Fields:
@@ -86,26 +72,23 @@ def parse(record: bytes) -> Fields:
     return fields
 
 
-def look(stored: Stored, pixels: bool, image: Image | None = None) -> Look:
+def look(fields: Fields, pixels: bool, image: Image | None = None) -> Look:
     """What there is to know about a Datum's image. With `pixels` it is decoded, unless the caller has done so: `image`.
 
     DataError without a place for what a loader couldn't use: damaged, cut off, neither JPEG nor PNG.
     """
-    found = _look_encoded(memoryview(stored.data)) if stored.encoded else _look_raw(stored)
+    # As a loader decodes it, but by the one tier that needs no decoder of each thread's own; all judge alike.
+    picture = picture_of(fields, None, jpeg.Decoder)
+    found = Look(picture.kind, picture.height, picture.width, picture.interval)
     if not pixels:
         return found
-    return _with_sums(found, decode_any(stored) if image is None else image)
-
-
-def decode_any(stored: Stored) -> Image:
-    """uint8[height, width, 3], B, G, R, or [height, width, 1]; EXIF rotation not applied. DataError without a place."""
-    data = memoryview(stored.data)
-    if not stored.encoded:
-        planes = np.frombuffer(data, np.uint8).reshape(stored.channels, stored.height, stored.width)
-        return np.ascontiguousarray(planes.transpose(1, 2, 0))
-    channels = 1 if "grey" in _look_encoded(data).kind else 3
-    # As a loader decodes it, but by the one tier that needs no decoder of each thread's own; all judge alike.
-    return coded_picture(data, channels, jpeg.Decoder).decode()
+    image = picture.decode() if image is None else image
+    channels = 1 if image.ndim == 2 or image.shape[2] == 1 else 3
+    # In double, exact far beyond 100 million pixels.
+    sums = [round(value) for value in cv2.sumElems(image)[:channels]]
+    squares = [round(cv2.norm(cv2.extractChannel(image, c), cv2.NORM_L2SQR)) for c in range(channels)]
+    (b, g, r), (b2, g2, r2) = (values if channels == 3 else values * 3 for values in (sums, squares))
+    return replace(found, channels=channels, sums=(b, g, r), squares=(b2, g2, r2))
 
 
 # Mean and standard deviation of all pixels, per channel.
@@ -113,75 +96,36 @@ Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def index_of(
-    offsets: Offsets, rows: Rows, classes: tuple[str, ...], known: Statistics | None = None, prepared_from: str = ""
+    source: LmdbSource, rows: Rows, classes: tuple[str, ...], known: Statistics | None = None, prepared_from: str = ""
 ) -> Index:
     """The side file's content: rows of the stored records, in key order. `known`: the statistics, where they need not be computed."""
     mean_bgr, deviation_bgr = known or _statistics(rows)
-    digests = rows["digest"].astype(np.uint64)
+    places, digests = source.table, rows["digest"].astype(np.uint64)
+    fingerprint = hashlib.sha256(places.key_ends.astype("<i8").tobytes() + places.keys.tobytes())
+    fingerprint.update(digests.astype("<u8").tobytes())
     facts = Facts(
         records=len(rows),
-        file_size=offsets.file_size,
-        transaction=offsets.transaction,
-        fingerprint=fingerprint_of(offsets.keys, offsets.key_ends, digests),
+        file_size=source.lmdb.size,
+        transaction=source.lmdb.meta.transaction,
+        fingerprint=fingerprint.hexdigest(),
         classes=classes,
         mean_bgr=mean_bgr,
         deviation_bgr=deviation_bgr,
-        kinds=kinds_of(rows),
-        restart_interval=4 if is_prepared(rows) else 0,
+        kinds=_kinds(rows),
+        restart_interval=4 if _is_prepared(rows) else 0,
         prepared_from=prepared_from,
     )
     return Index(
         facts=facts,
-        offsets=offsets.offsets,
-        lengths=offsets.lengths,
+        offsets=places.offsets,
+        lengths=places.lengths,
+        keys=places.keys,
+        key_ends=places.key_ends,
         labels=rows["label"].astype(np.int32),
         heights=rows["height"].astype(np.int32),
         widths=rows["width"].astype(np.int32),
         digests=digests,
-        keys=offsets.keys,
-        key_ends=offsets.key_ends,
     )
-
-
-def _look_raw(stored: Stored) -> Look:
-    c, h, w = stored.channels, stored.height, stored.width
-    if c not in (1, 3):
-        raise DataError(f"the Datum has {c} channels; images have 1 or 3")
-    if h < 1 or w < 1 or c * h * w != len(stored.data):
-        raise DataError(
-            f"the Datum says {c} x {h} x {w} (channels x height x width) bytes, but holds {len(stored.data)}"
-        )
-    return Look("raw", h, w)
-
-
-def _look_encoded(data: memoryview) -> Look:
-    """By the header alone what `datum.coded_picture` says of it."""
-    family = headers.family(bytes(data[:16]))
-    if family == "JPEG":
-        if not jpeg.is_complete(data):
-            raise cut_off("JPEG")
-        header = jpeg.read_header(data)
-        return Look(header.kind, header.height, header.width, header.restart_interval)
-    if family != "PNG":
-        raise DataError("the encoded image is neither JPEG nor PNG" + (f", but {family}" if family else ""))
-    check_png(data)
-    try:
-        found = headers.read_header(bytes(data))
-    except jpeg.Unreadable as error:
-        raise DataError(error.message) from None
-    if refused := [odd for odd in ("alpha", "16 bits") if odd in found.oddities]:
-        raise DataError(f"the image is a PNG with {' and '.join(refused)}, which loaders don't read")
-    return Look(found.kind, found.height, found.width)
-
-
-def _with_sums(found: Look, image: Image) -> Look:
-    channels = 1 if image.ndim == 2 or image.shape[2] == 1 else 3
-    # In double, exact far beyond 100 million pixels.
-    sums = [round(value) for value in cv2.sumElems(image)[:channels]]
-    planes = (cv2.extractChannel(image, c) for c in range(channels))
-    squares = [round(cv2.norm(plane, cv2.NORM_L2SQR)) for plane in planes]
-    (b, g, r), (b2, g2, r2) = (values if channels == 3 else values * 3 for values in (sums, squares))
-    return Look(found.kind, found.height, found.width, found.interval, channels, (b, g, r), (b2, g2, r2))
 
 
 def _statistics(rows: Rows) -> Statistics:
@@ -196,14 +140,14 @@ def _statistics(rows: Rows) -> Statistics:
     return tuple(s / pixels for s, _ in totals), deviation
 
 
-def kinds_of(rows: Rows) -> tuple[tuple[str, int], ...]:
+def _kinds(rows: Rows) -> tuple[tuple[str, int], ...]:
     """(kind, how many), most first."""
     names, counts = np.unique(rows["kind"], return_counts=True)
     found = [(name.decode(), int(n)) for name, n in zip(names, counts, strict=True)]
     return tuple(sorted(found, key=lambda kind: (-kind[1], kind[0])))
 
 
-def is_prepared(rows: Rows) -> bool:
+def _is_prepared(rows: Rows) -> bool:
     """Whether nearly all JPEGs have a short restart interval. `prepare` can't do CMYK, and some that are damaged."""
     is_jpeg = np.array([b"JPEG" in kind for kind in rows["kind"].tolist()], bool)
     intervals = rows["interval"][is_jpeg]

@@ -71,7 +71,7 @@ _THREAD = "loader"
 
 
 class Stream(Iterator[Batch]):
-    """The batches of (position, count), in order, made by `loader.threads` threads; one more plans them ahead.
+    """The batches of (position, count), in order, made by `loader.options.threads` threads; one more plans them ahead.
 
     They end with the last batch, at an error, or at `close`, which waits for the images in the making. Closed by itself when
     it is no longer referred to, and at the interpreter's exit.
@@ -108,7 +108,7 @@ class _Work:
 
     def __init__(self, loader: "Loader", requests: Iterable[tuple[int, int]]) -> None:
         self._loader, self._requests = loader, iter(requests)
-        self.pool = ThreadPoolExecutor(loader.threads, thread_name_prefix=_THREAD)
+        self.pool = ThreadPoolExecutor(loader.options.threads, thread_name_prefix=_THREAD)
         self._changed = threading.Condition()
         # Planned and not yet handed out: batches, and at last an error, or None.
         self._line: deque[tuple[Job, list[Future[None]]] | BaseException | None] = deque()
@@ -121,9 +121,11 @@ class _Work:
             while self._has_room():
                 position, count = next(self._requests)
                 job = self._loader.plan(position, count)
-                job.expect(0, count)
+                self._loader.expect(job.indices)
                 starts = range(0, count, CHUNK)
-                self._add((job, [self.pool.submit(job.fill, n, min(n + CHUNK, count)) for n in starts]), count)
+                self._add(
+                    (job, [self.pool.submit(self._loader.fill, job, n, min(n + CHUNK, count)) for n in starts]), count
+                )
                 del job  # while it waits for room, this thread keeps no batch alive
         except StopIteration:
             self._add(None)
@@ -135,10 +137,10 @@ class _Work:
     def _has_room(self) -> bool:
         """Waits until fewer than `depth` batches and one in the making are in the line; of small ones more, so that all threads have
         work. False when the stream is closed."""
-        enough = _CHUNKS_EACH * CHUNK * self._loader.threads
+        enough = _CHUNKS_EACH * CHUNK * self._loader.options.threads
         with self._changed:
             self._changed.wait_for(
-                lambda: self._stopped or len(self._line) <= self._loader.depth or self._images < enough
+                lambda: self._stopped or len(self._line) <= self._loader.options.depth or self._images < enough
             )
             return not self._stopped
 
@@ -166,9 +168,9 @@ class _Work:
             return None
         with self._changed:
             self._line.popleft()
-            self._images -= job.count
+            self._images -= len(job.indices)
             self._changed.notify_all()
-        return job.batch()
+        return job.made
 
     def stop(self) -> None:
         with self._changed:

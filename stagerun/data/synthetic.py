@@ -1,18 +1,23 @@
 """Images for a rehearsal where the real ones are not: of the right shape and about the right work to decode."""
 
+from pathlib import Path
+
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from stagerun.base.recipe import Schedule
 from stagerun.data import index
 from stagerun.data.indexing import build
 from stagerun.data.write import write_lmdb
 from stagerun.language.proto import caffe_pb2
+from stagerun.plan.rehearsal import synthetic_images, with_sources
 
 # Different pictures; records beyond that repeat them. Decoding takes as long, and an LMDB of this size stays in memory, which a
 # slow disk of real data would not.
 PICTURES = 32
 QUALITY = 90
+SYNTHETIC_IMAGES = 512
 
 
 def write_synthetic(
@@ -31,7 +36,22 @@ def write_synthetic(
         return record.SerializeToString()
 
     write_lmdb(folder, (datum(i) for i in range(records)))
-    index.save(build(folder, pixels=False), folder)
+    index.save(build(folder, pixels=False).index, folder)
+
+
+def with_synthetic(schedule: Schedule, folder: Path) -> Schedule:
+    """The schedule with the images that `make_images` makes in the folder."""
+    train, val = ((str(folder / kind), SYNTHETIC_IMAGES) for kind in ("train", "val"))
+    return with_sources(schedule, train, val)
+
+
+def make_images(schedule: Schedule, folder: Path) -> None:
+    """LMDBs of images as the schedule's. Errors as of `write_synthetic`."""
+    shape, classes = synthetic_images(schedule), min(stage.model.num_classes for stage in schedule.stages)
+    for kind in ("train", "val"):
+        write_synthetic(
+            str(folder / kind), SYNTHETIC_IMAGES, shape.height, shape.width, shape.channels, classes, shape.encoded
+        )
 
 
 def _picture(rng: np.random.Generator, height: int, width: int, channels: int) -> NDArray[np.uint8]:

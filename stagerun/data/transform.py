@@ -64,10 +64,6 @@ def draw(transform: Transform, numbers: UInt64 | None, height: int, width: int) 
     part, size, interp_mode = _resizing(transform, numbers, height, width)
     height, width = size or (height, width)
     crop = _crop(transform.crop_size, numbers, given, height, width)
-    if numbers is None:
-        return Draw(
-            pad=transform.pad, pad_mode=transform.pad_mode, part=part, size=size, interp_mode=interp_mode, crop=crop
-        )
     if crop is not None:
         height, width = crop.height, crop.width
     return Draw(
@@ -77,8 +73,8 @@ def draw(transform: Transform, numbers: UInt64 | None, height: int, width: int) 
         size=size,
         interp_mode=interp_mode,
         crop=crop,
-        mirror=transform.mirror and randint(numbers[MIRROR], 2) == 1,
-        cutout=_cutout(transform, numbers, given, height, width),
+        mirror=numbers is not None and transform.mirror and randint(numbers[MIRROR], 2) == 1,
+        cutout=None if numbers is None else _cutout(transform, numbers, given, height, width),
     )
 
 

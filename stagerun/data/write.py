@@ -3,7 +3,7 @@
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -14,8 +14,8 @@ from stagerun.base.errors import DataError, PermissionDenied, StorageError
 from stagerun.system.files import hint_for, sync_folder, why
 from stagerun.system.lmdb_file import check_file
 
-_FIRST_MAP_SIZE = 1 << 26
-_RECORDS_PER_COMMIT = 1000
+FIRST_MAP_SIZE = 1 << 26
+RECORDS_PER_COMMIT = 1000
 
 
 def write_lmdb(out: str, values: Iterable[bytes]) -> int:
@@ -46,49 +46,43 @@ def write_lmdb(out: str, values: Iterable[bytes]) -> int:
 
 
 @contextmanager
-def writing(out: str) -> Iterator[None]:
-    """Errors of writing an LMDB in folder `out`: PermissionDenied, StorageError."""
+def writing(out: str, or_else: str = "") -> Iterator[None]:
+    """Errors of writing an LMDB in folder `out`: PermissionDenied, StorageError. `or_else`: what else to do, behind their hints."""
     try:
         yield
     except PermissionError as error:
-        raise PermissionDenied(
-            f"{error.filename or out}: may not be written", "give a folder that you may write to"
-        ) from None
+        text = f"{error.filename or out}: may not be written"
+        raise PermissionDenied(text, f"give a folder that you may write to{or_else}") from None
     except OSError as error:
-        raise StorageError(
-            f"{error.filename or out}: can't be written: {why(error, Path(out).parent)}", hint_for(error)
-        ) from None
+        text = f"{error.filename or out}: can't be written: {why(error, Path(out).parent)}"
+        raise StorageError(text, hint_for(error) + or_else) from None
     except lmdb.Error as error:
         # After a sync that failed, pages may be lost though the kernel calls them clean. No commit refers to them: its
         # meta page is written after the sync, so they are written again.
-        raise StorageError(f"{out}: can't be written: {error}", hint_for(error)) from None
+        raise StorageError(f"{out}: can't be written: {error}", hint_for(error) + or_else) from None
 
 
 def _write(folder: Path, values: Iterable[bytes]) -> int:
     # No one else knows the folder yet: no lock file, and one sync at the end instead of one per commit.
-    with lmdb.open(str(folder), map_size=_FIRST_MAP_SIZE, lock=False, sync=False, metasync=False) as env:
-        first = 0
-        for chunk in _chunks(values):
-            _put(env, first, chunk)
-            first += len(chunk)
+    with lmdb.open(str(folder), map_size=FIRST_MAP_SIZE, lock=False, sync=False, metasync=False) as env:
+        pairs = ((b"%08d" % i, value) for i, value in enumerate(values))
+        records = 0
+        while chunk := list(islice(pairs, RECORDS_PER_COMMIT)):
+            commit(env, chunk)
+            records += len(chunk)
         env.sync(True)
     sync_folder(folder)
-    return first
+    return records
 
 
-def _chunks(values: Iterable[bytes]) -> Iterator[list[bytes]]:
-    iterator = iter(values)
-    while chunk := list(islice(iterator, _RECORDS_PER_COMMIT)):
-        yield chunk
-
-
-def _put(env: lmdb.Environment, first: int, chunk: list[bytes]) -> None:
-    """Commits one chunk; where the map is full, all of it again in a map of twice the size."""
+def commit(env: lmdb.Environment, records: Sequence[tuple[bytes, bytes]]) -> None:
+    """Writes (key, value) pairs in one transaction, behind all that are there; where the map is full, all of them again in a larger one: its
+    sizes are powers of two, wherever an import was interrupted. lmdb.Error."""
     while True:
         try:
             with env.begin(write=True) as txn:
-                for i, value in enumerate(chunk, start=first):
-                    txn.put(b"%08d" % i, value, append=True)
+                for key, value in records:
+                    txn.put(key, value, append=True)
             return
         except lmdb.MapFullError:
-            env.set_mapsize(2 * env.info()["map_size"])
+            env.set_mapsize(1 << int(env.info()["map_size"]).bit_length())

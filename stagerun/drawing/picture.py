@@ -11,9 +11,8 @@ from functools import lru_cache
 
 from stagerun.base.recipe import DecayFrom, Ensemble, Schedule, Solver, Stage
 from stagerun.base.text import listed
-from stagerun.plan.described import augmentation
+from stagerun.plan.described import JUMP, augmentation, joints, jumps
 from stagerun.plan.ensembles import in_words, rule_in_words
-from stagerun.plan.joints import JUMP, joints, jumps
 from stagerun.schedule import learning_rate, make_knobs, synchronisations, warm_up_end
 from stagerun.schedule.image_size import crop_size
 

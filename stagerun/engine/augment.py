@@ -11,7 +11,7 @@ import importlib.metadata
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import PIL
@@ -30,31 +30,39 @@ BINS = 31  # steps from no effect to the strongest, of both policies
 
 
 @dataclass(frozen=True, slots=True)
-class Strength:
-    """What an operation's magnitudes go to; they start without effect. `signed`: half of them are negative."""
+class Operation:
+    """`change` takes torchvision's functions, a picture and a magnitude. The other fields are what the magnitudes of the two policies go to;
+    they start without effect. `signed`: half of them are negative."""
 
+    change: Callable[[Any, Image.Image, float], Image.Image]
     randaugment: float = 0.0
     trivial: float = 0.0
     signed: bool = False
 
 
+def _sheared(f: Any, picture: Image.Image, across: float, down: float) -> Image.Image:
+    """About the corner, by the tangent itself."""
+    shear = [math.degrees(math.atan(across)), math.degrees(math.atan(down))]
+    return f.affine(picture, 0.0, [0, 0], 1.0, shear, center=[0, 0])  # type: ignore[no-any-return]
+
+
 # torchvision's 14 operations, in its order. Of translations RandAugment's is a part of the picture's side, TrivialAugment's
 # counts pixels; of Posterize it is bits that are dropped, of 8; of Solarize what the threshold falls by, from 255.
 OPERATIONS = {
-    "Identity": Strength(),
-    "ShearX": Strength(0.3, 0.99, signed=True),
-    "ShearY": Strength(0.3, 0.99, signed=True),
-    "TranslateX": Strength(150.0 / 331.0, 32.0, signed=True),
-    "TranslateY": Strength(150.0 / 331.0, 32.0, signed=True),
-    "Rotate": Strength(30.0, 135.0, signed=True),
-    "Brightness": Strength(0.9, 0.99, signed=True),
-    "Color": Strength(0.9, 0.99, signed=True),
-    "Contrast": Strength(0.9, 0.99, signed=True),
-    "Sharpness": Strength(0.9, 0.99, signed=True),
-    "Posterize": Strength(4, 6),
-    "Solarize": Strength(255.0, 255.0),
-    "AutoContrast": Strength(),
-    "Equalize": Strength(),
+    "Identity": Operation(lambda f, p, m: p),
+    "ShearX": Operation(lambda f, p, m: _sheared(f, p, m, 0.0), 0.3, 0.99, True),
+    "ShearY": Operation(lambda f, p, m: _sheared(f, p, 0.0, m), 0.3, 0.99, True),
+    "TranslateX": Operation(lambda f, p, m: f.affine(p, 0.0, [int(m), 0], 1.0, [0.0, 0.0]), 150 / 331, 32.0, True),
+    "TranslateY": Operation(lambda f, p, m: f.affine(p, 0.0, [0, int(m)], 1.0, [0.0, 0.0]), 150 / 331, 32.0, True),
+    "Rotate": Operation(lambda f, p, m: f.rotate(p, m), 30.0, 135.0, True),
+    "Brightness": Operation(lambda f, p, m: f.adjust_brightness(p, 1.0 + m), 0.9, 0.99, True),
+    "Color": Operation(lambda f, p, m: f.adjust_saturation(p, 1.0 + m), 0.9, 0.99, True),
+    "Contrast": Operation(lambda f, p, m: f.adjust_contrast(p, 1.0 + m), 0.9, 0.99, True),
+    "Sharpness": Operation(lambda f, p, m: f.adjust_sharpness(p, 1.0 + m), 0.9, 0.99, True),
+    "Posterize": Operation(lambda f, p, m: f.posterize(p, int(m)), 4, 6),
+    "Solarize": Operation(lambda f, p, m: f.solarize(p, m), 255.0, 255.0),
+    "AutoContrast": Operation(lambda f, p, m: f.autocontrast(p)),
+    "Equalize": Operation(lambda f, p, m: f.equalize(p)),
 }
 _NAMES = tuple(OPERATIONS)
 
@@ -126,38 +134,10 @@ def magnitudes(name: str, end: float, bins: int) -> tuple[float, ...]:
 
 def operate(picture: Image.Image, name: str, magnitude: float, sign: int) -> Image.Image:
     """One operation. An odd `sign` turns the magnitude of a signed one round."""
-    if OPERATIONS[name].signed and randint(sign, 2):
+    operation = OPERATIONS[name]
+    if operation.signed and randint(sign, 2):
         magnitude = -magnitude
-    f = _functional()
-    match name:
-        case "ShearX" | "ShearY":
-            # About the corner, by the tangent itself.
-            degrees = math.degrees(math.atan(magnitude))
-            shear = [degrees, 0.0] if name == "ShearX" else [0.0, degrees]
-            return f.affine(picture, 0.0, [0, 0], 1.0, shear, center=[0, 0])
-        case "TranslateX" | "TranslateY":
-            offset = [int(magnitude), 0] if name == "TranslateX" else [0, int(magnitude)]
-            return f.affine(picture, 0.0, offset, 1.0, [0.0, 0.0])
-        case "Rotate":
-            return f.rotate(picture, magnitude)
-        case "Brightness":
-            return f.adjust_brightness(picture, 1.0 + magnitude)
-        case "Color":
-            return f.adjust_saturation(picture, 1.0 + magnitude)
-        case "Contrast":
-            return f.adjust_contrast(picture, 1.0 + magnitude)
-        case "Sharpness":
-            return f.adjust_sharpness(picture, 1.0 + magnitude)
-        case "Posterize":
-            return f.posterize(picture, int(magnitude))
-        case "Solarize":
-            return f.solarize(picture, magnitude)
-        case "AutoContrast":
-            return f.autocontrast(picture)
-        case "Equalize":
-            return f.equalize(picture)
-        case _:
-            return picture
+    return operation.change(_functional(), picture, magnitude)
 
 
 @functools.cache

@@ -4,9 +4,11 @@ as Caffe does, once per pass, and a running average of the weights."""
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stagerun.engine.device import to_device
 from stagerun.models import norms
 from stagerun.models.layers import KeptStatistics
 
@@ -21,29 +23,39 @@ class BatchStatistics:
 
     def __init__(self, model: nn.Module, frozen: Sequence[nn.Module] = ()) -> None:
         """`frozen`: layers whose statistics don't move."""
+        self.model, self.frozen = model, frozen
         held = set(map(id, frozen))
         layers = [m for m in norms(model) if id(m) not in held]
-        self.layers = [m for m, moves in zip(layers, _in_training(model, layers), strict=True) if moves]
+        was = model.training
+        model.train()
+        self.layers = [layer for layer in layers if layer.training]
+        model.train(was)
         # Kept here: in a forward pass, which may run in another thread than `move`, a layer with a forward of its own has a copy in the
         # counter's place.
         self._counters = [layer.num_batches_tracked for layer in self.layers]
         self._seen: list[int] = []  # passes, by layer
         self._last_passes: list[int] = []
-        self._parts: list[slice] = []
         self.n = sum(2 * m.num_features for m in self.layers)
         sample = next(model.parameters())
         dtype = self.layers[0].running_mean.dtype if self.layers else sample.dtype
         self.batch = torch.zeros(self.n, dtype=dtype, device=sample.device)
         self.running = torch.zeros(self.n, dtype=dtype, device=sample.device)
-        offset = 0
+        self._parts: list[slice] = []
+        start = 0
         for layer in self.layers:
-            for batch, running in (("batch_mean", "running_mean"), ("batch_var", "running_var")):
-                part = slice(offset, offset + layer.num_features)
-                self.running[part].copy_(getattr(layer, running))
-                setattr(layer, batch, self.batch[part])
-                setattr(layer, running, self.running[part])
-                offset += layer.num_features
-            self._parts.append(slice(offset - 2 * layer.num_features, offset))
+            middle, stop = start + layer.num_features, start + 2 * layer.num_features
+            self.running[start:middle].copy_(layer.running_mean)
+            self.running[middle:stop].copy_(layer.running_var)
+            layer.batch_mean, layer.batch_var = self.batch[start:middle], self.batch[middle:stop]
+            layer.running_mean, layer.running_var = self.running[start:middle], self.running[middle:stop]
+            self._parts.append(slice(start, stop))
+            start = stop
+
+    def to_training(self) -> None:
+        """The model in the mode of training, but for what is frozen."""
+        self.model.train()
+        for layer in self.frozen:
+            layer.eval()
 
     @torch.no_grad()
     def forget(self) -> None:
@@ -65,11 +77,8 @@ class BatchStatistics:
         weights = [_share(layer, worker, logical_workers) for layer in self.layers]
         if all(weight == 1 for weight in weights):
             return self.batch
-        if len(set(weights)) == 1:
-            return self.batch * weights[0]
-        sizes = torch.tensor([part.stop - part.start for part in self._parts], device=self.batch.device)
-        each = torch.tensor(weights, dtype=self.batch.dtype, device=self.batch.device)
-        return self.batch * each.repeat_interleave(sizes, output_size=self.n)
+        each = np.repeat(weights, [part.stop - part.start for part in self._parts])
+        return self.batch * to_device(torch.from_numpy(each).to(self.batch.dtype), self.batch.device)
 
     @torch.no_grad()
     def move(self, total: Tensor, logical_workers: int) -> None:
@@ -93,15 +102,6 @@ class BatchStatistics:
             return
         for part, weight in zip(self._parts, weights, strict=True):
             self.running[part].lerp_(mean[part], weight)
-
-
-def _in_training(model: nn.Module, layers: Sequence[nn.Module]) -> list[bool]:
-    """By layer, whether it normalises with the batch's statistics in training."""
-    was = model.training
-    model.train()
-    found = [layer.training for layer in layers]
-    model.train(was)
-    return found
 
 
 def _passes(layer: KeptStatistics, logical_workers: int) -> int:

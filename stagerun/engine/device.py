@@ -1,10 +1,13 @@
 """Where and how the arithmetic is done, and what of it the bits depend on."""
 
 import os
+import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import Precision
@@ -13,24 +16,24 @@ from stagerun.system.world import World
 
 
 def choose_device(world: World, exact: bool = False) -> torch.device:
-    """The GPU of this local rank, or the CPU where there is none. `exact`: what is trained there has the same bits after a resume.
-    UsageError with fewer GPUs than workers on this node."""
-    if torch.cuda.is_available():
-        if torch.cuda.device_count() < world.local_size:
-            raise UsageError(
-                f"{world.local_size} workers on this node, which has {torch.cuda.device_count()} GPUs for them",
-                "start one worker per GPU and node (LOCAL_WORLD_SIZE says how many there are on this one); under srun leave "
-                "out --gpus-per-task and --gpu-bind, so that each of them sees all GPUs of its node; with "
-                "CUDA_VISIBLE_DEVICES= set to nothing they train on the CPU",
-            )
-        device = torch.device("cuda", world.local_rank)
-        torch.cuda.set_device(device)
-        if exact:
-            be_deterministic()
-        else:
-            torch.backends.cudnn.benchmark = True
-        return device
-    return torch.device("cpu")
+    """The GPU of this local rank, or the CPU where there is none. `exact`: what is trained there has the same bits after a resume; else
+    cuDNN searches for the fastest way. UsageError with fewer GPUs than workers on this node."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if torch.cuda.device_count() < world.local_size:
+        raise UsageError(
+            f"{world.local_size} workers on this node, which has {torch.cuda.device_count()} GPUs for them",
+            "start one worker per GPU and node (LOCAL_WORLD_SIZE says how many there are on this one); under srun leave "
+            "out --gpus-per-task and --gpu-bind, so that each of them sees all GPUs of its node; with "
+            "CUDA_VISIBLE_DEVICES= set to nothing they train on the CPU",
+        )
+    device = torch.device("cuda", world.local_rank)
+    torch.cuda.set_device(device)
+    if exact:
+        be_deterministic()
+    else:
+        torch.backends.cudnn.benchmark = True
+    return device
 
 
 def be_deterministic() -> None:
@@ -46,10 +49,14 @@ def be_deterministic() -> None:
 
 def environment(device: torch.device, workers: int, reducer: str) -> dict[str, str]:
     """What the bits of a run depend on besides the recipe. Stored in snapshots, compared on resume."""
+    # Of torch's own loops (ATEN_CPU_CAPABILITY lowers it), and what oneDNN, which convolves, is held below, if it was.
+    instructions = torch.backends.cpu.get_cpu_capability()
+    if most := os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA"):
+        instructions += f", oneDNN at most {most.upper()}"
     described = {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "instruction set": _instruction_set(),
+        "instruction set": instructions,
         **arithmetic(),
         "threads": str(torch.get_num_threads()),
         "workers": str(workers),
@@ -63,13 +70,6 @@ def environment(device: torch.device, workers: int, reducer: str) -> dict[str, s
             f"algorithms {torch.are_deterministic_algorithms_enabled()}"
         )
     return described
-
-
-def _instruction_set() -> str:
-    """That of torch's own loops (ATEN_CPU_CAPABILITY lowers it), and what oneDNN, which convolves, is held below by its
-    environment variables, if it was."""
-    most = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA")
-    return torch.backends.cpu.get_cpu_capability() + (f", oneDNN at most {most.upper()}" if most else "")
 
 
 def differences(before: dict[str, str], now: dict[str, str], elastic: bool) -> list[str]:
@@ -125,6 +125,28 @@ def synchronize(device: torch.device) -> None:
     collectives: one that hangs is to be waited for where this rank is seen to wait for the others (`TorchComm`)."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
+
+
+class Moment:
+    """When `device` has done what it has been asked for so far."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._time, self._event = time.monotonic(), None
+        if device.type == "cuda":
+            self._event = torch.cuda.current_stream(device).record_event()
+
+    def reached(self) -> float:
+        """CLOCK_MONOTONIC at that moment. Waits for a GPU."""
+        if self._event is None:
+            return self._time
+        self._event.synchronize()
+        return time.monotonic()
+
+
+def to_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
+    """Copies from the host to a GPU without waiting: neither for the copy nor for what the GPU does before it."""
+    host = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and host.is_cpu else host.to(device)
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager:

@@ -2,56 +2,35 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from stagerun.base.recipe import EnsembleRule, Precision
+from stagerun.base.recipe import EnsembleRule
 from stagerun.comm import Comm
 from stagerun.engine.averages import BatchStatistics
-from stagerun.engine.device import autocast
-from stagerun.engine.images import Batch, Normalise
+from stagerun.engine.evaluate import Classifier
+from stagerun.engine.images import Batch
 from stagerun.engine.update import Arithmetic, explained, forward
 
 _ROWS_AT_ONCE = 16  # of the table of BatchNorm statistics, which for a ResNet-50 are half a megabyte each
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A network, and how it takes a batch of an evaluation."""
+def together(members: Sequence[Classifier], rule: EnsembleRule) -> Callable[[Batch], Tensor]:
+    """What the members answer to a batch, one after the other, added up in their order: float64 [N, classes], the mean logits or the
+    logarithms of the mean probabilities.
 
-    model: nn.Module
-    normalise: Normalise
-    precision: Precision
-
-    def logits(self, batch: Batch) -> Tensor:
-        """float64 [N, classes]."""
-        with autocast(self.precision, self.normalise.device):
-            logits: Tensor = self.model(self.normalise(batch.images))
-        return logits.double()
-
-
-def together(members: Sequence[Member], rule: EnsembleRule) -> Callable[[Batch], Tensor]:
-    """What the members say of a batch, float64 [N, classes], one after the other, added up in their order."""
-    combine = mean_logit if rule is EnsembleRule.MEAN_LOGIT else log_mean_probability
-    for member in members:
-        member.model.eval()
-    return lambda batch: combine(torch.stack([member.logits(batch) for member in members]))
-
-
-def mean_logit(logits: Tensor) -> Tensor:
-    """[members, N, classes] -> [N, classes]."""
-    return logits.mean(0)
-
-
-def log_mean_probability(logits: Tensor) -> Tensor:
-    """[members, N, classes] -> [N, classes]: log of the mean over members of softmax.
-
-    Its order is that of the mean, and its cross entropy is -log of the mean probability of the label, since the
+    The order of the latter is that of the mean, and their cross entropy is -log of the mean probability of the label, since the
     probabilities of a mean sum to 1.
     """
-    return logits.log_softmax(2).logsumexp(0) - math.log(len(logits))
+
+    def answer(batch: Batch) -> Tensor:
+        logits = torch.stack([member(batch).double() for member in members])
+        if rule is EnsembleRule.MEAN_LOGIT:
+            return logits.mean(0)
+        return logits.log_softmax(2).logsumexp(0) - math.log(len(members))
+
+    return answer
 
 
 def batch_norm_names(model: nn.Module) -> frozenset[str]:
@@ -94,9 +73,7 @@ class WeightMean:
 
 @torch.no_grad()
 def take_statistics(
-    model: nn.Module,
     statistics: BatchStatistics,
-    frozen: Sequence[nn.Module],
     batches: Iterator[Batch],
     iterations: int,
     run: range,
@@ -104,8 +81,7 @@ def take_statistics(
     comm: Comm,
     stop: Callable[[], bool],
 ) -> bool:
-    """Sets BatchNorm's running statistics, but those of `frozen` layers, to the plain mean of those of `iterations` x `how.logical_workers`
-    device batches. Collective. False if a rank is asked to stop; the statistics are then as they were.
+    """Sets BatchNorm's running statistics to the plain mean of those of `iterations` x `how.logical_workers` device batches. Collective. False if a rank is asked to stop; the statistics are then as they were.
 
     `batches`: one for each iteration and logical worker of this rank's `run`, in that order. Each logical worker's are added
     up by themselves, in order of the iterations, and then those sums in order of the workers: so the bits don't depend on
@@ -117,18 +93,16 @@ def take_statistics(
     device = how.normalise.device
     sums = torch.zeros(len(run), statistics.n, dtype=torch.float64)
     stopping = torch.zeros(1, device=device)
-    model.train()
-    for layer in frozen:
-        layer.eval()
+    statistics.to_training()
     for _ in range(iterations):
         for row in sums:
             batch = next(batches)
             with explained(len(batch.labels)):
-                forward(model, batch, how)
+                forward(statistics.model, batch, how)
             row += statistics.batch.cpu()
         stopping.fill_(stop())
         comm.all_reduce(stopping)()
-        if stopping.item():
+        if any(comm.look(stopping)):
             return False
     total = torch.zeros(statistics.n, dtype=torch.float64, device=device)
     for first in range(0, how.logical_workers, _ROWS_AT_ONCE):

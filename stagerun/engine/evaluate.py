@@ -64,31 +64,31 @@ class Score:
         return sum(known) / len(known) if known else None
 
 
-def evaluate(
-    model: nn.Module,
-    batches: Iterable[tuple[int, Batch]],
-    num_batches: int,
-    normalise: Normalise,
-    precision: Precision,
-    comm: Comm,
-    stop: Callable[[], bool],
-    loss: EvaluationLoss = cross_entropy,
-    ignored: Ignored = ALL_COUNT,
-) -> Score | None:
-    """The Score of a network; as `score`."""
-    return score(answers(model, normalise, precision), batches, num_batches, normalise, comm, stop, loss, ignored)
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """A trained network, which is in evaluation mode from here on, and how it takes a batch."""
+
+    model: nn.Module
+    normalise: Normalise
+    precision: Precision
+
+    def __post_init__(self) -> None:
+        self.model.eval()
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Logits [N, classes] in the dtype of `normalise`."""
+        with autocast(self.precision, self.normalise.device):
+            logits: Tensor = self.model(self.normalise(batch.images))
+        return logits.to(self.normalise.dtype)
 
 
-def answers(model: nn.Module, normalise: Normalise, precision: Precision) -> Callable[[Batch], Tensor]:
-    """A network in evaluation mode, as a function of a batch: logits [N, classes] in the dtype of `normalise`."""
-    model.eval()
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What answers are measured by. `normalise` places the labels; `ignored` are those that don't count."""
 
-    def answer(batch: Batch) -> Tensor:
-        with autocast(precision, normalise.device):
-            logits: Tensor = model(normalise(batch.images))
-        return logits.to(normalise.dtype)
-
-    return answer
+    normalise: Normalise
+    loss: EvaluationLoss = cross_entropy
+    ignored: Ignored = ALL_COUNT
 
 
 def best_of(logits: Tensor) -> Tensor:
@@ -101,44 +101,44 @@ def score(
     answer: Callable[[Batch], Tensor],
     batches: Iterable[tuple[int, Batch]],
     num_batches: int,
-    normalise: Normalise,
+    measure: Measure,
     comm: Comm,
     stop: Callable[[], bool],
-    loss: EvaluationLoss = cross_entropy,
-    ignored: Ignored = ALL_COUNT,
 ) -> Score | None:
     """The Score of what answers a batch with [N, classes], logits or logarithms of probabilities. Collective.
 
-    `batches`: this rank's (number, batch) of the `num_batches` that the images are cut into. `normalise` places the labels.
+    `batches`: this rank's (number, batch) of the `num_batches` that the images are cut into.
 
     Each batch is computed by one rank, the counts and losses of all are exchanged and added in order of their number: so
     neither the cut nor the sum depends on how many ranks there are. None when a rank is asked to stop on the way.
     """
     kept: list[tuple[int, Tensor, Tensor]] = []
-    table = torch.zeros(num_batches + 1, 7, dtype=torch.float64, device=normalise.device)
+    ignored, device = measure.ignored, measure.normalise.device
+    table = torch.zeros(num_batches + 1, 7, dtype=torch.float64, device=device)
     for number, batch in batches:
         if stop():
             table[-1, 0] = 1
             break
-        logits, labels = answer(batch), normalise.labels(batch.labels)
+        logits, labels = answer(batch), measure.normalise.labels(batch.labels)
         if labels.ndim == 2:
             kept.append((number, logits.double(), labels.double()))
             table[number, 4] = labels.shape[1]
         table[number, 0] = len(labels)
         counted = _counted(logits, labels, ignored.accuracy)
-        right = _right(best_of(counted[0]), counted[1])
+        best = best_of(counted[0])
+        right = counted[1].gather(1, best) > 0 if labels.ndim == 2 else best == counted[1][:, None]
         table[number, 1] = right[:, 0].sum()
         table[number, 2] = right.any(dim=1).sum()
         table[number, 5] = len(right)
         counted = _counted(logits, labels, ignored.loss)
-        table[number, 3] = loss(*counted).double().sum()
+        table[number, 3] = measure.loss(*counted).double().sum()
         table[number, 6] = len(labels if ignored.of_all else counted[1])
     comm.all_reduce(table)()
-    rows = table.tolist()
+    rows = comm.look(table)
     if rows.pop()[0]:
         return None
     _, top1, top5, total, _, images, divisor = (sum(column) for column in zip(*rows, strict=True))
-    ranks = _ranked(kept, [int(row[0]) for row in rows], int(rows[0][4]), normalise.device, comm)
+    ranks = _ranked(kept, [int(row[0]) for row in rows], int(rows[0][4]), device, comm)
     each = max(images, 1)  # as Caffe: of no image at all, all are 0
     return Score(int(images), top1 / each, top5 / each, total / max(divisor, 1), ranks)
 
@@ -149,11 +149,6 @@ def _counted(logits: Tensor, labels: Tensor, ignored: int | None) -> tuple[Tenso
         return logits, labels
     counts = labels != ignored
     return logits[counts], labels[counts]
-
-
-def _right(answers: Tensor, labels: Tensor) -> Tensor:
-    """bool [N, answers]: which are the image's class, or one of its classes."""
-    return labels.gather(1, answers) > 0 if labels.ndim == 2 else answers == labels[:, None]
 
 
 def _ranked(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stagerun.base.errors import DataError
+from stagerun.engine.device import to_device
 from stagerun.engine.images import Batch
 
 T = TypeVar("T")
@@ -55,44 +56,29 @@ class Ahead(Iterator[T], Generic[T]):
         self._pool.shutdown(wait=True)
 
 
-class Copier(Iterator[DeviceBatch]):
-    """Each batch of `batches` through pinned memory to `device`, on a stream of its own, beside the computing."""
-
-    def __init__(self, batches: Iterator[Batch], device: torch.device) -> None:
-        self._batches, self._device = batches, device
-        self._stream = torch.cuda.Stream(device)
-
-    def __next__(self) -> DeviceBatch:
-        batch = next(self._batches)
-        torch.cuda.set_device(self._device)  # of this thread
-        with torch.cuda.stream(self._stream):
-            images, labels = self._copy(batch.images), self._copy(batch.labels)
-            cutout = None if batch.cutout is None else self._copy(batch.cutout)
-            crop = None if batch.crop is None else self._copy(batch.crop)
-            event = self._stream.record_event()
-            return DeviceBatch(images, labels, batch.positions, cutout, crop, event)
-
-    def _copy(self, values: np.ndarray | Tensor) -> Tensor:
-        """On the present stream."""
-        host = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
-        return host.pin_memory().to(self._device, non_blocking=True)
+def _copied(batches: Iterator[Batch], device: torch.device) -> Iterator[DeviceBatch]:
+    """Each batch through pinned memory to `device`, on a stream of its own, beside the computing."""
+    stream = torch.cuda.Stream(device)
+    for batch in batches:
+        torch.cuda.set_device(device)  # of this thread
+        with torch.cuda.stream(stream):
+            images, labels = to_device(batch.images, device), to_device(batch.labels, device)
+            cutout = None if batch.cutout is None else to_device(batch.cutout, device)
+            crop = None if batch.crop is None else to_device(batch.crop, device)
+            copied = stream.record_event()
+        yield DeviceBatch(images, labels, batch.positions, cutout, crop, copied)
 
 
-class Fed(Iterator[Batch]):
-    """What comes of `ahead`, ready for the present stream: it waits for the copy, and keeps its memory until it is used."""
-
-    def __init__(self, ahead: Iterator[DeviceBatch]) -> None:
-        self._ahead = ahead
-
-    def __next__(self) -> Batch:
-        batch = next(self._ahead)
+def _ready(ahead: Iterator[DeviceBatch]) -> Iterator[Batch]:
+    """Batches for the present stream: it waits for the copy, and keeps its memory until it is used."""
+    for batch in ahead:
         present = torch.cuda.current_stream()
         assert batch.copied is not None
         present.wait_event(batch.copied)
         for tensor in (batch.images, batch.labels, batch.cutout, batch.crop):
             if isinstance(tensor, Tensor):
                 tensor.record_stream(present)
-        return batch
+        yield batch
 
 
 @contextmanager
@@ -101,8 +87,8 @@ def feed(batches: Iterator[Batch], device: torch.device) -> Iterator[Iterator[Ba
     if device.type != "cuda":
         yield batches
         return
-    with Ahead(Copier(batches, device)) as ahead:
-        yield Fed(ahead)
+    with Ahead(_copied(batches, device)) as ahead:
+        yield _ready(ahead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +115,7 @@ class Resident:
     def batch(self, cut: Cut, pad: int, reflect: bool) -> DeviceBatch:
         """`pad` pixels of zeros, or with `reflect` of the image mirrored at its edge, whose pixels are not repeated."""
         numbers = np.stack([cut.indices, cut.top, cut.left, cut.mirror.astype(np.int64)])
-        indices, top, left, mirror = torch.from_numpy(numbers).to(self.images.device)
+        indices, top, left, mirror = to_device(numbers, self.images.device)
         down, across = (torch.arange(n, device=self.images.device) for n in (cut.height, cut.width))
         rows = top[:, None] + down - pad
         columns = left[:, None] + torch.where(mirror[:, None] == 1, cut.width - 1 - across, across) - pad
@@ -146,9 +132,9 @@ class Resident:
         height, width = self.images.shape[1:3]
         if reflect:
             return self._at(indices, _reflected(rows, height), _reflected(columns, width))
-        outside = [(at < 0) | (at >= size) for at, size in ((rows, height), (columns, width))]
+        above, beside = (rows < 0) | (rows >= height), (columns < 0) | (columns >= width)
         pixels = self._at(indices, rows.clamp(0, height - 1), columns.clamp(0, width - 1))
-        return pixels.masked_fill_((outside[0][:, :, None] | outside[1][:, None, :])[..., None], 0)
+        return pixels.masked_fill_((above[:, :, None] | beside[:, None, :])[..., None], 0)
 
     def _at(self, indices: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """uint8 [n, h, w, C] of int64 [n], [n, h] and [n, w]."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stagerun.base.errors import DataError
 from stagerun.base.recipe import ChannelOrder, Transform
+from stagerun.engine.device import to_device
 
 
 class Batch(Protocol):
@@ -60,11 +61,9 @@ class Normalise:
         self.format = torch.channels_last if channels_last else torch.contiguous_format
         swapped = transform.channel_order is ChannelOrder.RGB and channels == 3
         self.swap = torch.tensor([2, 1, 0], device=device) if swapped else None
-        self.image: Tensor | None = None
-        if mean_image is not None:
-            self.image = torch.tensor(
-                mean_image[..., ::-1].copy() if swapped else mean_image, dtype=dtype, device=device
-            )
+        if swapped and mean_image is not None:
+            mean_image = mean_image[..., ::-1].copy()
+        self.image = None if mean_image is None else torch.tensor(mean_image, dtype=dtype, device=device)
 
     def __call__(
         self,
@@ -73,7 +72,7 @@ class Normalise:
         crop: np.ndarray | Tensor | None = None,
     ) -> Tensor:
         """uint8 [N, H, W, C] -> [N, C, H, W], any H and W."""
-        pixels = self._placed(images)
+        pixels = to_device(images, self.device)
         if self.swap is not None:
             pixels = pixels.index_select(3, self.swap)  # as bytes: a quarter of what it would be to move numbers
         x = pixels.permute(0, 3, 1, 2).to(self.dtype, memory_format=self.format)
@@ -89,7 +88,7 @@ class Normalise:
 
     def labels(self, labels: np.ndarray | Tensor) -> Tensor:
         """int64 [N] on the device."""
-        return self._placed(labels)
+        return to_device(labels, self.device)
 
     def _take_off(self, x: Tensor, mean: Tensor, crop: np.ndarray | Tensor | None) -> None:
         """Caffe's rule: the mean is cut at the same place as the image, and mirrored with it."""
@@ -107,7 +106,7 @@ class Normalise:
                 part = mean[y : y + height, x0 : x0 + width]
                 image.sub_(part.flip(1) if mirrored else part)
         else:
-            pixels.sub_(means_at(mean, self._placed(crop), height, width))
+            pixels.sub_(means_at(mean, to_device(crop, self.device), height, width))
 
     def _lines(self, x: Tensor) -> Tensor:
         """A view of images [N, C, H, W] in which lines are long: [N, H, W * C] of channels_last, else as they are.
@@ -122,9 +121,6 @@ class Normalise:
     def _line(self, values: Tensor, width: int) -> Tensor:
         """Values per channel ([C]), in the shape that `_lines` needs."""
         return values.repeat(width) if self.format is torch.channels_last else values[:, None, None]
-
-    def _placed(self, values: np.ndarray | Tensor) -> Tensor:
-        return (torch.from_numpy(values) if isinstance(values, np.ndarray) else values).to(self.device)
 
 
 def means_at(mean: Tensor, crop: Tensor, height: int, width: int) -> Tensor:
@@ -142,8 +138,7 @@ def cut_out(x: Tensor, cutout: np.ndarray | Tensor) -> Tensor:
         for image, (top, left, height, width) in zip(x.numpy(), cutout.tolist(), strict=True):
             image[:, top : top + height, left : left + width] = 0
         return x
-    placed = (torch.from_numpy(cutout) if isinstance(cutout, np.ndarray) else cutout).to(x.device)
-    return x.masked_fill_(inside(placed, x.shape[2], x.shape[3]), 0)
+    return x.masked_fill_(inside(to_device(cutout, x.device), x.shape[2], x.shape[3]), 0)
 
 
 def inside(cutout: Tensor, height: int, width: int) -> Tensor:

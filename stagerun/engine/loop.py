@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from stagerun.base.errors import Diverged
 from stagerun.base.events import Iterated, Note, NotFinite, SnapshotDue, Stopped, Synchronised, TestDue
 from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import OnNan, Solver
 from stagerun.comm import Reducer
-from stagerun.engine.apart import update_replicas
 from stagerun.engine.images import Batch
 from stagerun.engine.state import TrainState, finite
 from stagerun.engine.update import Arithmetic, Outcome, Pace, hopeless, update
@@ -42,7 +42,7 @@ class StageLoop:
 
 
 def due(iter: int, every: int, last: int) -> bool:
-    """Whether something with an interval is due after `iter` updates; never at `last`, where the stage's end sees to it."""
+    """Return whether something with an interval is due after `iter` updates; never at `last`, where the stage's end sees to it."""
     return every > 0 and iter % every == 0 and iter != last
 
 
@@ -54,7 +54,7 @@ def train(
     stop: Callable[[], bool],
     left: Callable[[], float | None] = lambda: None,
 ) -> Iterator[Iterated | NotFinite | Synchronised | SnapshotDue | TestDue | Stopped | Note]:
-    """Takes `state` from `state.iter` to `loop.max_iter` updates. Collective; every rank yields the same events.
+    """Train `state` from `state.iter` to `loop.max_iter` updates. Collective; every rank yields the same events.
 
     `batches` are the device batches of this rank, from the present position on. `stop` is asked on each rank once per
     iteration; the answers travel with the gradients, so that all ranks stop after the same update.
@@ -114,7 +114,7 @@ def train(
 
 
 def overdue(loop: StageLoop, state: TrainState) -> Iterator[TestDue]:
-    """The evaluation that is due where the stage goes on, if the snapshot was written before it."""
+    """Yield the evaluation that is due where the stage resumes, if the snapshot was written before it."""
     tested = state.best.tested if loop.tests_first else state.tested
     if tested < state.iter and due(state.iter, loop.test_interval, loop.max_iter):
         yield TestDue(stage=loop.stage, iter=state.iter)
@@ -157,13 +157,13 @@ def iterated(loop: StageLoop, iter: int, outcome: Outcome, knobs: Knobs, seconds
 
 
 def saves(loop: StageLoop, iter: int) -> bool:
-    """Whether there may be a snapshot after `iter` updates that no stop makes: where one is due, and after an evaluation that may end the
-    stage."""
+    """Return whether there may be a snapshot after `iter` updates besides those of stops: where one is due, and after an evaluation that may
+    end the stage."""
     return snapshot_due(loop, iter) or (loop.tests_first and due(iter, loop.test_interval, loop.max_iter))
 
 
 def snapshot_due(loop: StageLoop, iter: int) -> bool:
-    """Whether a snapshot is due after `iter` updates, that of the stage's end included."""
+    """Return whether a snapshot is due after `iter` updates, that of the stage's end included."""
     return iter in loop.branch_points or iter == loop.max_iter or due(iter, loop.snapshot, loop.max_iter)
 
 
@@ -205,19 +205,19 @@ def _update(
     stop: Callable[[], bool],
     hopeless: Callable[[int], bool],
 ) -> tuple[Outcome, Knobs]:
-    """One update, and what it was done with, or would have been."""
+    """Do one update; return its outcome, and the rates it was done with, or would have been."""
     solver, iter, now = loop.plateau, state.iter, state.plateau
-    move = update_replicas if state.replicas is not None and state.replicas.begin(iter) else update
+    move = partial(update, state) if state.exchange is None else state.exchange.update
     if solver is None:
         knobs = loop.knobs(iter)
-        return move(state, pieces, knobs, reducer, loop.arithmetic, stop, hopeless), knobs
+        return move(pieces, knobs, reducer, loop.arithmetic, stop, hopeless), knobs
 
     def following(loss: float) -> Knobs:
         nonlocal now
         now = follow(state.plateau, solver, iter, loss)
         return loop.knobs(iter, now.drops)
 
-    outcome = move(state, pieces, following, reducer, loop.arithmetic, stop, hopeless)
+    outcome = move(pieces, following, reducer, loop.arithmetic, stop, hopeless)
     # With the weights, and not before: a snapshot after an update that failed holds the one before it.
     if not outcome.wrong:
         state.plateau = now

@@ -13,7 +13,7 @@ from stagerun.base.errors import UsageError
 from stagerun.base.net import SoftmaxWithLoss
 from stagerun.base.recipe import LossType, Normalization, Precision, Solver
 from stagerun.engine.device import autocast, dtype_of
-from stagerun.engine.mixing import Mixed, training_loss
+from stagerun.engine.mixing import Mixed, of_both, training_loss
 from stagerun.models.net.losses import loss_of as loss_of_net
 from stagerun.system.code import called
 
@@ -45,18 +45,15 @@ class OfNet:
 
     def __call__(self, answers: Answers, labels: Tensor, mixed: Mixed | None, images: Tensor) -> Tensor:
         each = (answers,) * len(self.losses) if isinstance(answers, Tensor) else answers[1:]
-        own = self._sum(each, labels)
-        if mixed is None:
-            return own
-        share = mixed.mixture.share
-        return share * own + (1 - share) * self._sum(each, labels.index_select(0, mixed.partners))
 
-    def _sum(self, each: Sequence[Tensor], labels: Tensor) -> Tensor:
-        total = labels.new_zeros((), dtype=each[0].dtype)
-        for loss, logits in zip(self.losses, each, strict=True):
-            one = loss_of_net(loss, logits, labels, self.smoothing, self.class_weight)
-            total = torch.add(total, one, alpha=loss.loss_weight)
-        return total
+        def total(labels: Tensor) -> Tensor:
+            found = labels.new_zeros((), dtype=each[0].dtype)
+            for loss, logits in zip(self.losses, each, strict=True):
+                one = loss_of_net(loss, logits, labels, self.smoothing, self.class_weight)
+                found = torch.add(found, one, alpha=loss.loss_weight)
+            return found
+
+        return of_both(total, labels, mixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +154,9 @@ def loss_of(
     Caffe's, which count where the stage has none."""
     how, smoothing = solver.loss, solver.label_smoothing
     if how is None or how.type is LossType.SOFTMAX:
-        weights = solver.class_weight
-        dtype = dtype_of(solver.precision)
+        weights, dtype = solver.class_weight, dtype_of(solver.precision)
         by_class = torch.tensor(weights, dtype=dtype, device=device) if weights else None
-        if how is None and of_net:
-            return OfNet(of_net, smoothing, by_class)
-        return Softmax(smoothing, by_class)
+        return OfNet(of_net, smoothing, by_class) if how is None and of_net else Softmax(smoothing, by_class)
     if how.type is LossType.BINARY:
         return Binary(smoothing, how.normalization)
     if how.type is LossType.PYTHON:
@@ -175,6 +169,10 @@ def loss_of(
 # -- in an evaluation
 
 
+# Logits and labels -> float [N]. Without smoothing, and without a teacher.
+EvaluationLoss = Callable[[Tensor, Tensor], Tensor]
+
+
 def is_binary(solver: Solver) -> bool:
     """Whether the network's answers are probabilities by sigmoid, and not by softmax."""
     return solver.loss is not None and solver.loss.type is LossType.BINARY
@@ -182,10 +180,6 @@ def is_binary(solver: Solver) -> bool:
 
 def probabilities(solver: Solver, logits: Tensor) -> Tensor:
     return logits.sigmoid() if is_binary(solver) else logits.softmax(1)
-
-
-# Logits and labels -> float [N]. Without smoothing, and without a teacher.
-EvaluationLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

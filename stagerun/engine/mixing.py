@@ -7,6 +7,7 @@ workers there are, and needs no state: a resumed run draws the same ones.
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from stagerun.base import order
 from stagerun.base.order import Purpose, UInt64
+from stagerun.engine.device import to_device
 
 # Places of a device batch's random numbers: kind, row and column; then, in turn, those of the partners and of the share, of which
 # no one knows how many there will be.
@@ -140,7 +142,7 @@ class Mixed:
 
 
 def placed(mixture: Mixture | None, device: torch.device) -> Mixed | None:
-    return None if mixture is None else Mixed(mixture, torch.from_numpy(mixture.partners).to(device))
+    return None if mixture is None else Mixed(mixture, to_device(mixture.partners, device))
 
 
 def blend(images: Tensor, mixed: Mixed) -> None:
@@ -154,23 +156,26 @@ def blend(images: Tensor, mixed: Mixed) -> None:
     part.copy_(part.index_select(0, mixed.partners))
 
 
+def of_both(loss: Callable[[Tensor], Tensor], labels: Tensor, mixed: Mixed | None) -> Tensor:
+    """What `loss` gives for `labels`; of mixed images for their own and for their partners' labels, in the mixture's shares."""
+    own = loss(labels)
+    if mixed is None:
+        return own
+    share = mixed.mixture.share
+    return share * own + (1 - share) * loss(labels.index_select(0, mixed.partners))
+
+
 def training_loss(
     logits: Tensor, labels: Tensor, smoothing: float, mixed: Mixed | None, class_weight: Tensor | None = None
 ) -> Tensor:
-    """Mean cross entropy of [N, classes] and int64 [N], with `smoothing` of each label spread evenly over all classes; of
-    mixed images that with their own and that with their partners' labels, in the mixture's shares. With `class_weight` [classes]
-    the cross entropy of each label is multiplied by its class's, and the mean is one over N all the same."""
-    own = _mean(logits, labels, smoothing, class_weight)
-    if mixed is None:
-        return own
-    others = _mean(logits, labels.index_select(0, mixed.partners), smoothing, class_weight)
-    share = mixed.mixture.share
-    return share * own + (1 - share) * others
+    """Mean cross entropy of [N, classes] and int64 [N], with `smoothing` of each label spread evenly over all classes. With `class_weight`
+    [classes] the cross entropy of each label is multiplied by its class's, and the mean is one over N all the same."""
 
+    def mean(labels: Tensor) -> Tensor:
+        if class_weight is None:
+            return F.cross_entropy(logits, labels, label_smoothing=smoothing)
+        # Not by cross_entropy's own `weight`: that divides by the sum of the weights, and with smoothing weighs the other classes' parts.
+        each = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")
+        return (each * class_weight.index_select(0, labels)).mean()
 
-def _mean(logits: Tensor, labels: Tensor, smoothing: float, class_weight: Tensor | None) -> Tensor:
-    if class_weight is None:
-        return F.cross_entropy(logits, labels, label_smoothing=smoothing)
-    # Not by cross_entropy's own `weight`: that divides by the sum of the weights, and with smoothing weighs the other classes' parts.
-    each = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")
-    return (each * class_weight.index_select(0, labels)).mean()
+    return of_both(mean, labels, mixed)

@@ -1,6 +1,6 @@
 """Which multipliers each parameter of a model has: `Solver.param` applied to names and kinds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TypeVar
@@ -51,11 +51,6 @@ def first_that_fits(rules: Sequence[Rule], name: str, kind: ParamKind) -> Rule |
     return next((rule for rule in rules if fits(rule, name, kind)), None)
 
 
-def multipliers(name: str, kind: ParamKind, rules: Sequence[ParamRule]) -> ParamRule:
-    """The first rule that fits, or the rule that changes nothing."""
-    return first_that_fits(rules, name, kind) or ParamRule()
-
-
 def trained_parameters(model: nn.Module, rules: Sequence[ParamRule], freeze: Sequence[str] = ()) -> list[Parameter]:
     """The parameters that move, in model order. Those with lr_mult 0, those that `freeze` names, and those that a network from
     outside keeps as they are, are frozen: autograd leaves them out.
@@ -65,36 +60,32 @@ def trained_parameters(model: nn.Module, rules: Sequence[ParamRule], freeze: Seq
     trained: list[Parameter] = []
     frozen = frozen_parameters(model, rules, freeze)
     for name, tensor in model.named_parameters():
-        rule = multipliers(name, kind_of(model, name), rules)
         tensor.requires_grad_(name not in frozen)
         if name not in frozen:
+            rule = first_that_fits(rules, name, kind_of(model, name)) or ParamRule()
             trained.append(Parameter(name, tensor, rule.lr_mult, rule.decay_mult, rule.adapt))
-    if not trained and freeze:
-        alone = all(weights.fits(name, freeze) for name, _ in model.named_parameters())
-        message = "`freeze` fits every parameter of the model: there is nothing to train"
-        if not alone:
-            message = "`freeze`, `lr_mult: 0` and what the network itself freezes leave nothing to train"
+    if trained:
+        return trained
+    if freeze:
+        message = "`freeze`, `lr_mult: 0` and what the network itself freezes leave nothing to train"
+        if all(weights.fits(name, freeze) for name in frozen):
+            message = "`freeze` fits every parameter of the model: there is nothing to train"
         raise UsageError(message, "name only what is to stay as it is")
-    if not trained and not any(rule.lr_mult == 0 for rule in rules):
-        raise UsageError(
-            "the network has no parameter to train", "parameters with `requires_grad` False stay as they are"
-        )
-    if not trained:
-        raise UsageError(
-            "`param` gives every parameter of the model lr_mult 0: there is nothing to train",
-            "give the rule a name or a kind, so that it fits only what is to be frozen",
-        )
-    return trained
+    if any(rule.lr_mult == 0 for rule in rules):
+        message = "`param` gives every parameter of the model lr_mult 0: there is nothing to train"
+        raise UsageError(message, "give the rule a name or a kind, so that it fits only what is to be frozen")
+    message = "the network has no parameter to train"
+    raise UsageError(message, "parameters with `requires_grad` False stay as they are")
 
 
 def frozen_parameters(model: nn.Module, rules: Sequence[ParamRule], freeze: Sequence[str]) -> frozenset[str]:
     """Their names. Says nothing of `requires_grad`, which a trained model has as `trained_parameters` sets it."""
-    kept: frozenset[str] = getattr(model, "frozen_by_network", frozenset())
-    return frozenset(
-        name
-        for name, _ in model.named_parameters()
-        if name in kept or weights.fits(name, freeze) or multipliers(name, kind_of(model, name), rules).lr_mult == 0
-    )
+    frozen: set[str] = set(getattr(model, "frozen_by_network", ()))
+    for name, _ in model.named_parameters():
+        rule = first_that_fits(rules, name, kind_of(model, name))
+        if weights.fits(name, freeze) or (rule is not None and rule.lr_mult == 0):
+            frozen.add(name)
+    return frozenset(frozen)
 
 
 def frozen_norms(model: nn.Module, freeze: Sequence[str]) -> list[nn.Module]:
@@ -114,18 +105,18 @@ def idle_patterns(model: nn.Module, freeze: Sequence[str]) -> list[tuple[str, st
     """Those that fit neither a parameter nor the statistics of a BatchNorm layer, each with a hint."""
     names = [name for name, _ in model.named_parameters()]
     known = [*names, *(name for name in model.state_dict() if name.endswith("running_mean"))]
-    like = f"the model's parameters are named like `{next(iter(names), '')}`"
-    return [(one, nearest(one, names) or like) for one in freeze if not any(weights.fits(n, (one,)) for n in known)]
+    idle = [one for one in freeze if not any(weights.fits(name, (one,)) for name in known)]
+    return [(one, nearest(one, names) or _named_like(names)) for one in idle]
 
 
 def idle_rules(
     model: nn.Module, rules: Sequence[ParamRule | CompressionRule]
 ) -> list[tuple[ParamRule | CompressionRule, str]]:
     """The rules that fit no parameter at all, each with a hint: a pattern that was meant to do something."""
-    names = {name: kind_of(model, name) for name, _ in model.named_parameters()}
-    idle = []
-    for rule in rules:
-        if not any(fits(rule, n, k) for n, k in names.items()):
-            hint = nearest(rule.name, names) or f"the model's parameters are named like `{next(iter(names), '')}`"
-            idle.append((rule, hint))
-    return idle
+    kinds = {name: kind_of(model, name) for name, _ in model.named_parameters()}
+    idle = [rule for rule in rules if not any(fits(rule, name, kind) for name, kind in kinds.items())]
+    return [(rule, nearest(rule.name, kinds) or _named_like(kinds)) for rule in idle]
+
+
+def _named_like(names: Iterable[str]) -> str:
+    return f"the model's parameters are named like `{next(iter(names), '')}`"

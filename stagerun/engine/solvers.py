@@ -229,9 +229,18 @@ def _divided_step(w: Tensors, g: Tensors, v: Tensors, delta: float, rate: float)
 class Averages(WeightUpdate):
     """M = m*M + (1-m)*x    V = momentum2*V + (1-momentum2)*x*x    with x = h (Adam) or g (AdamW, LAMB)"""
 
+    def __init__(self, parameters: Sequence[Parameter], solver: Solver) -> None:
+        super().__init__(parameters, solver)
+        # `t` on the host, as of this version of the tensor: on a GPU it is read when something else has written it, as a snapshot.
+        self._counts, self._counted = [0] * len(self.parameters), self.t._version
+
     @torch.no_grad()
     def update(self, knobs: Knobs) -> None:
+        if self.t._version != self._counted:
+            self._counts = self.t.tolist()
+        self._counts = [count + 1 for count in self._counts]
         self.t.add_(1)
+        self._counted = self.t._version
         super().update(knobs)
 
     def _average(self, group: Group, x: Tensors, m: float) -> None:
@@ -242,8 +251,8 @@ class Averages(WeightUpdate):
 
     def _missing(self, group: Group, m: float) -> list[tuple[float, float]]:
         """(1 - m^t, 1 - momentum2^t) of each parameter: how much of M and V is not yet the zeros they started from."""
-        counts = self.t.tolist()
-        return [(1 - m ** counts[place], 1 - self.settings.momentum2 ** counts[place]) for place in group.places]
+        counts = [self._counts[place] for place in group.places]
+        return [(1 - m**count, 1 - self.settings.momentum2**count) for count in counts]
 
 
 class Adam(Averages):

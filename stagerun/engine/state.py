@@ -6,25 +6,28 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stagerun.base.errors import StorageError
-from stagerun.base.recipe import Determinism, Solver
-from stagerun.comm import Comm
-from stagerun.comm.residual import BASIS, Residual
+from stagerun.base.recipe import Solver
 from stagerun.engine.averages import Average, BatchStatistics
 from stagerun.engine.codec import Packed, digest, digest_and_look, digest_there
 from stagerun.engine.device import dtype_of, synchronize
-from stagerun.engine.parameters import frozen_norms, still_in, trained_parameters
-from stagerun.engine.replicas import Replicas
+from stagerun.engine.parameters import frozen_norms, trained_parameters
 from stagerun.engine.solvers import WeightUpdate, make_update
 from stagerun.models.net import Network
 from stagerun.schedule.early_stop import NOTHING_YET, BestSoFar
 from stagerun.schedule.plateau import FRESH, PlateauState
 from stagerun.system.files import private_folder
+
+if TYPE_CHECKING:
+    from stagerun.train.exchange import Exchange
+
+Tensors = Mapping[str, Tensor]
 
 
 @dataclass(slots=True)
@@ -32,10 +35,8 @@ class TrainState:
     """Network, solver, BatchNorm statistics, and `iter`: the number of weight updates done in this stage. `average`: the averaged weights,
     of a stage with `ema_decay`. `plateau`: what lr_policy `plateau` remembers, the same on every rank; `best`: likewise `early_stop`.
     `skips`: how many of the last iterations, one after the other, `on_nan: SKIP` has passed over, and `skips_in_all` of all in the stage;
-    `rollbacks`: how often it has gone back. `tested`: the iteration of the newest evaluation. `residual`: what this rank's compressed
-    gradients lacked, of a stage that remembers it; that differs between ranks, as do `replicas`, of a stage with `sync_param`, and the
-    model while they have parted and are not shown. `frozen`: BatchNorm layers that normalise with their running statistics. `arrivals`: of
-    a stage with `method: ASYNC`, the file in which its snapshots keep the order of all pushes so far; on rank 0.
+    `rollbacks`: how often it has gone back. `tested`: the iteration of the newest evaluation. `exchange`: how gradients come together, in a
+    stage that is trained; by it the model may be this rank's own until it is shown.
     """
 
     model: nn.Module
@@ -49,16 +50,12 @@ class TrainState:
     skips_in_all: int = 0
     rollbacks: int = 0
     tested: int = 0
-    residual: Residual | None = None
-    replicas: Replicas | None = None
-    arrivals: bytes | None = None
-    frozen: tuple[nn.Module, ...] = ()
+    exchange: "Exchange | None" = None
 
-    def to_training(self) -> None:
-        """The mode of training, but for what is `frozen`."""
-        self.model.train()
-        for layer in self.frozen:
-            layer.eval()
+    def show(self) -> None:
+        """Make the network hold what evaluations and snapshots look at. Collective."""
+        if self.exchange is not None:
+            self.exchange.show()
 
 
 def to_channels_last(model: nn.Module) -> None:
@@ -68,16 +65,21 @@ def to_channels_last(model: nn.Module) -> None:
             tensor.data = tensor.data.to(memory_format=torch.channels_last)
 
 
-def make_state(model: nn.Module, solver: Solver, device: torch.device) -> TrainState:
-    """The state at iteration 0 of a stage, with the weights that `model` has and nothing remembered of updates."""
+def placed(model: nn.Module, solver: Solver, device: torch.device) -> nn.Module:
+    """Move a network to the device, in the precision and memory format that a stage trains in."""
     model.to(device, dtype_of(solver.precision))
     if solver.channels_last:
         to_channels_last(model)
+    return model
+
+
+def make_state(model: nn.Module, solver: Solver, device: torch.device) -> TrainState:
+    """The state at iteration 0 of a stage, with the weights that `model` has and nothing remembered of updates."""
+    placed(model, solver, device)
     if solver.loss is not None and isinstance(model, Network):
         model.train_alone()
-    parameters, frozen = trained_parameters(model, solver.param, solver.freeze), frozen_norms(model, solver.freeze)
-    statistics = BatchStatistics(model, frozen)
-    state = TrainState(model, make_update(parameters, solver), statistics, frozen=tuple(frozen))
+    update = make_update(trained_parameters(model, solver.param, solver.freeze), solver)
+    state = TrainState(model, update, BatchStatistics(model, frozen_norms(model, solver.freeze)))
     if solver.ema_decay is not None:
         state.average = Average(model, solver.ema_decay, solver.ema_interval)
     if solver.compile:
@@ -122,67 +124,42 @@ def average(state: TrainState) -> dict[str, Tensor]:
     return dict(state.average.tensors) if state.average is not None else {}
 
 
-def replicas_of(determinism: Determinism, state: TrainState, solver: Solver, comm: Comm) -> Replicas:
-    """Those of a stage with `sync_param`, which have not parted. Collective."""
-    trained: dict[str, Tensor] = {p.name: p.tensor for p in state.solver.parameters}
-    return Replicas(weights(state), momentum(state), trained, solver, determinism, comm, still(state, solver))
+EMA = "ema/"
 
 
-def still(state: TrainState, solver: Solver) -> frozenset[str]:
-    """The names of the weights that no update moves."""
-    return still_in(state.model, solver.param, solver.freeze)
+def together(weights: Tensors, momentum: Tensors, average: Tensors) -> dict[str, Tensor]:
+    """All of them by one name each. Those of weights have dots, those of the momentum a slash already."""
+    return {**weights, **momentum, **{f"{EMA}{name}": tensor for name, tensor in average.items()}}
 
 
-PARTS = (weights, momentum, average)
+def live(state: TrainState) -> dict[str, Tensor]:
+    return together(weights(state), momentum(state), average(state))
 
 
 @torch.no_grad()
 def finite(state: TrainState) -> bool:
     """Whether all weights, and what is remembered of updates, are numbers. One look at the device as a rule: a sum is a number
-    only if all that it is of are, though not the other way round. Collective with replicas, whose average is looked at."""
-    if state.replicas is not None:
-        state.replicas.show()
-    live = [t for part in (weights(state), momentum(state)) for t in part.values() if t.is_floating_point()]
-    if math.isfinite(float(torch.stack([t.sum(dtype=torch.float64) for t in live]).sum())):
+    only if all that it is of are, though not the other way round. Collective."""
+    state.show()
+    trained = [t for part in (weights(state), momentum(state)) for t in part.values() if t.is_floating_point()]
+    if math.isfinite(float(torch.stack([t.sum(dtype=torch.float64) for t in trained]).sum())):
         return True
-    return all(bool(torch.isfinite(t).all()) for t in live)
-
-
-def _called(part: object, name: str) -> str:
-    """A tensor among those of all parts. The names of weights have dots, those of the momentum a slash already."""
-    return f"ema/{name}" if part is average else name
+    return all(bool(torch.isfinite(t).all()) for t in trained)
 
 
 def digests(state: TrainState) -> tuple[dict[str, int], bool]:
     """The digests of all that is equal on every rank after an update: each tensor, and what else `state` remembers; and whether it is `finite`.
     Those of averaged weights are called `ema/NAME`, those of the momentum `SLOT/NAME`."""
     found, good = _remembered(state), True
-    for part in PARTS:
-        for name, tensor in part(state).items():
-            found[_called(part, name)], numbers = digest_and_look(tensor)
-            good = good and (numbers or part is average)
+    for name, tensor in live(state).items():
+        found[name], numbers = digest_and_look(tensor)
+        good = good and (numbers or name.startswith(EMA))
     return found, good
-
-
-def _live(state: TrainState) -> dict[str, Tensor]:
-    return {_called(part, name): tensor for part in PARTS for name, tensor in part(state).items()}
-
-
-def common(state: TrainState) -> dict[str, Tensor]:
-    """What all ranks hold besides PARTS: POWER_SGD's bases, and what parted replicas last went on from. These are the live tensors."""
-    bases = {f"{BASIS}{name}": t for name, t in state.residual.bases.items()} if state.residual is not None else {}
-    parted = state.replicas is not None and state.replicas.parted
-    return bases | (state.replicas.common_by_name() if parted and state.replicas is not None else {})
 
 
 def digests_there(state: TrainState) -> dict[str, int]:
     """What `digests` is of, with `digest_there`."""
-    return {name: digest_there(t) for name, t in _live(state).items()} | _remembered(state)
-
-
-def digests_common(state: TrainState) -> dict[str, int]:
-    """Those of `common`, with `digest_there`."""
-    return {name: digest_there(t) for name, t in common(state).items()}
+    return {name: digest_there(t) for name, t in live(state).items()} | _remembered(state)
 
 
 def _remembered(state: TrainState) -> dict[str, int]:
@@ -199,77 +176,36 @@ class Capture:
 
     def __init__(self, state: TrainState) -> None:
         pinned = any(t.device.type == "cuda" for t in weights(state).values())
-        self.parts = {part: Packed(part(state), pinned) for part in PARTS}
-        self.weights, self.momentum, self.average = (packed.tensors for packed in self.parts.values())
-        self.residual = Packed(state.residual.like(), pinned) if state.residual is not None else None
-        self.replicas: Packed | None = None
-        self.arrivals: bytes | None = None
-
-    @torch.no_grad()
-    def take_replicas(self, replicas: Replicas, iter: int) -> None:
-        """Copies those of all ranks in, where they differ after `iter` updates. Collective; the others call `gather` with None."""
-        if not replicas.differ(iter):
-            self.replicas = None
-            return
-        if self.replicas is None:
-            self.replicas = Packed(replicas.names())
-        tensors = self.replicas.tensors
-
-        def take(name: str, tensor: Tensor) -> None:
-            tensors[name].copy_(tensor)
-
-        replicas.gather(take)
-
-    @torch.no_grad()
-    def take_residual(self, residual: Residual, comm: Comm) -> None:
-        """Copies those of all ranks in. Collective; the others call `residual.gather` with None."""
-        assert self.residual is not None
-        tensors = self.residual.tensors
-
-        def take(sender: int, parts: Mapping[str, Tensor]) -> None:
-            for name, tensor in parts.items():
-                tensors[name][sender].copy_(tensor)
-
-        for name, basis in residual.bases.items():
-            tensors[f"{BASIS}{name}"].copy_(basis)
-        residual.gather(comm, take)
+        self.packed = [Packed(part, pinned) for part in (weights(state), momentum(state), average(state))]
+        self.weights, self.momentum, self.average = (packed.tensors for packed in self.packed)
 
     @torch.no_grad()
     def take(self, state: TrainState, found: dict[str, int] | None = None) -> None:
         """Copies the state in. The copy before must be on disk, or given up. `found` is filled with the `digests` of the copy, which is
         what a snapshot is made of."""
-        self.arrivals = state.arrivals
         device = next(iter(weights(state).values())).device
-        late = []
-        for part, packed in self.parts.items():
-            for name, tensor in part(state).items():
-                copy = packed.tensors[name]
-                if device.type != "cpu":
-                    copy.copy_(tensor, non_blocking=True)  # all are under way at once
-                    late.append((_called(part, name), copy))
-                    continue
-                _copy(copy, tensor)
-                if found is not None:  # now, while a cache has it
-                    found[_called(part, name)] = digest(copy)
+        copies = together(self.weights, self.momentum, self.average)
+        for name, tensor in live(state).items():
+            if device.type != "cpu":
+                copies[name].copy_(tensor, non_blocking=True)  # all are under way at once
+                continue
+            _copy(copies[name], tensor)
+            if found is not None:  # now, while a cache has it
+                found[name] = digest(copies[name])
         synchronize(device)
         if found is not None:
-            found |= {name: digest(copy) for name, copy in late} | _remembered(state)
+            found |= {name: digest(copy) for name, copy in copies.items() if name not in found} | _remembered(state)
 
     def finite(self) -> bool:
         """Whether all weights and what the solver remembers of them are numbers; a state that isn't must not replace a good one. A sum
         is a number only if all that it is of are; where it isn't, they are looked at one by one, since it may have overflowed."""
-        vectors = [v for part in (weights, momentum) for v in self.parts[part].vectors if v.is_floating_point()]
+        vectors = [v for packed in self.packed[:2] for v in packed.vectors if v.is_floating_point()]
         return all(math.isfinite(float(v.sum())) or bool(torch.isfinite(v).all()) for v in vectors)
 
-    def files(self) -> tuple[memoryview | None, ...]:
-        """The copy's own memory as .safetensors files: weights, momentum, and averaged weights, residuals, replicas and arrivals, None
-        where there are none."""
-        found = {part: packed.data for part, packed in self.parts.items()}
-        residual = self.residual.data if self.residual is not None else None
-        replicas = self.replicas.data if self.replicas is not None else None
-        arrivals = memoryview(self.arrivals) if self.arrivals is not None else None
-        averaged = found[average] if self.average else None
-        return found[weights], found[momentum], averaged, residual, replicas, arrivals
+    def files(self) -> tuple[memoryview, memoryview, memoryview | None]:
+        """The copy's own memory as .safetensors files: weights, momentum, and averaged weights, None where there are none."""
+        weights, momentum, average = (packed.data for packed in self.packed)
+        return weights, momentum, average if self.average else None
 
 
 def _copy(copy: Tensor, live: Tensor) -> None:

@@ -1,13 +1,12 @@
-"""The training loop with a clock at the joints of its parts, which are all that goes in and out of it: so the loop itself holds none,
-and costs nothing more where no one asks.
+"""The training loop with clocks around its parts. They sit in what goes in and out of the loop, so that the loop itself has none, and costs
+nothing more without them.
 
-On a GPU the device is waited for at each joint, so that a part is what it computes and not what it queues: the parts of an
-iteration are right, and the iteration is slower than one that no one looks at.
+On a GPU each clock waits for the device, so that it measures what a part computes and not what it queues: the parts are right, and the
+iteration is slower than without clocks.
 """
 
 from collections.abc import Callable, Iterator
 
-import torch
 from torch import Tensor
 
 from stagerun.base.events import Event, Iterated, NotFinite
@@ -28,10 +27,9 @@ def timed_train(
     stop: Callable[[], bool],
     left: Callable[[], float | None],
     spans: Spans,
-    device: torch.device,
 ) -> Iterator[Event]:
     """As `train`, with the parts of each iteration in `spans`."""
-    joints = _Joints(spans, state, device)
+    joints = _Joints(spans, state)
     spans.stage = loop.stage
     for event in train(loop, state, joints.batches(batches), _TimedReducer(reducer, joints), stop, left):
         if isinstance(event, Iterated | NotFinite):
@@ -42,8 +40,8 @@ def timed_train(
 class _Joints:
     """The place between two parts."""
 
-    def __init__(self, spans: Spans, state: TrainState, device: torch.device) -> None:
-        self.spans, self.state, self.device = spans, state, device
+    def __init__(self, spans: Spans, state: TrainState) -> None:
+        self.spans, self.state, self.device = spans, state, next(state.model.parameters()).device
         self.last = 0.0
 
     def now(self) -> float:

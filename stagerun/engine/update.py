@@ -15,7 +15,7 @@ from stagerun.base.errors import UsageError
 from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Precision
 from stagerun.comm import Reducer
-from stagerun.engine.device import autocast, seed, synchronize
+from stagerun.engine.device import Moment, autocast, seed
 from stagerun.engine.images import Batch, Normalise
 from stagerun.engine.losses import SOFTMAX, Answers, Loss
 from stagerun.engine.mixing import NO_MIXING, Mixed, Mixing, blend, placed
@@ -68,7 +68,7 @@ def update(
     rank, all break the iteration off, and the state is left as it was. The request is a number in the place of that by which a
     rank asks to stop: so it costs nothing, and an iteration that is not broken off has the bits that it ever had.
     """
-    state.to_training()
+    state.statistics.to_training()
     found = summed(state, pieces, reducer, how, stop, hopeless)
     loss_mean = found.loss_sum / how.logical_workers
     if found.stopping >= BROKEN_OFF:
@@ -126,14 +126,15 @@ def summed(
         tail[-1].fill_(last and stop())
         with explained(len(batch.labels)):
             reducer.add(loss / how.logical_workers, worker, tail, last)
-    synchronize(how.normalise.device)
-    started = time.monotonic()
+    computed = Moment(how.normalise.device)
     total = reducer.finish()
     gradients = {p.name: p.tensor.grad for p in state.solver.parameters if p.tensor.grad is not None}
     norm = global_norm(list(gradients.values()))
-    # One look at the device for all of them.
+    # One look at the device for all of them, when a GPU has all to compute that leads there. Its own part is waited for first: so the
+    # watch tells a rank that hangs from one that waits for it.
     looked_at = torch.stack([total[-2], total[-1], norm.to(total.dtype), total[: statistics.n].abs().sum()])
-    loss_sum, stopping, size, moved = looked_at.tolist()
+    started = computed.reached()
+    loss_sum, stopping, size, moved = reducer.look(looked_at)
     return Summed(total, gradients, norm, loss_sum, stopping, size, moved, started)
 
 
@@ -202,11 +203,11 @@ def explained(size: int, field: str = "device_batch_size") -> Iterator[None]:
     that the batch has `size` images."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        message = f"out of memory on the GPU with a {field} of {size}"
-        seen = "; BatchNorm then sees fewer images" if field == "device_batch_size" else ""
-        raise UsageError(message, f"a smaller {field} needs less{seen}") from error
     except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):  # NCCL has no class for it
+            message = f"out of memory on the GPU with a {field} of {size}"
+            seen = "; BatchNorm then sees fewer images" if field == "device_batch_size" else ""
+            raise UsageError(message, f"a smaller {field} needs less{seen}") from error
         # By name, because importing the compiler's own errors takes a second.
         if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             raise

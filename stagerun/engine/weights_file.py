@@ -67,16 +67,12 @@ def _of_torch(data: bytes, name: str) -> dict[str, Tensor]:
     except (RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__).partition(". ")[0]
         raise DataError(f"{name} is not a whole file of `torch.save`: {first}", "copy it again") from error
-    if (found := _state_dict(held)) is not None:
-        return found
-    for key in _AROUND:
-        if isinstance(held, dict) and (found := _state_dict(held.get(key))) is not None:
+    for candidate in (held, *(held.get(key) for key in _AROUND if isinstance(held, dict))):
+        if (found := _state_dict(candidate)) is not None:
             return found
-    what = (
-        f"it holds {listing([str(key) for key in list(held)[:6]], 'and')}"
-        if isinstance(held, dict)
-        else "it is no dict"
-    )
+    what = "it is no dict"
+    if isinstance(held, dict):
+        what = f"it holds {listing([str(key) for key in list(held)[:6]], 'and')}"
     hint = f"a state_dict is looked for in the file itself, and under {listing(_AROUND)}; {_ALONE}"
     raise DataError(f"{name} has no state_dict: {what}", hint)
 

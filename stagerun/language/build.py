@@ -8,8 +8,9 @@ from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from stagerun.base import compression, recipe, weights
+from stagerun.base import recipe, weights
 from stagerun.base.code import Sources
+from stagerun.base.wings import wing
 from stagerun.language import layers, tree, values
 from stagerun.language.code import LocalFiles, digest, version
 from stagerun.language.consent import NEEDED, Consent
@@ -142,7 +143,7 @@ def solver(view: View, seed: int, images: int, root: str, given: Beside) -> reci
         transform=_with_mean(values.build(recipe.Transform, transform) if transform else recipe.Transform(), root),
         test_transform=_with_mean(evaluation_transform(view), root),
         random_seed=seed if own_seed is None else own_seed,
-        compress=_compression(compressed) if compressed is not None else None,
+        compress=wing("wire.rules.compression")(compressed) if compressed is not None else None,
         model=model(own_model, given) if own_model is not None else None,
         weights=_weights(started, root) if started is not None else None,
         solverstate_path=path_of(root, state) if (state := view.text("solverstate")) else "",
@@ -182,29 +183,6 @@ def _sync(view: View) -> recipe.Sync:
     if view.text("method") == recipe.SyncMethod.DILOCO.value:
         outer = values.build(recipe.Outer, view.inside("outer"))
     return values.build(recipe.Sync, view, outer=outer)
-
-
-def _compression(view: View) -> recipe.Compression:
-    """With the defaults that follow from the method: its settings, its memory, and those of the rules."""
-    written = values.build(recipe.Compression, view, memory=recipe.Memory.NONE, param=())
-    method, memory = written.method, view.text("memory")
-    allow = written.allow or (compression.ALLOWED if method is recipe.Method.AUTO else ())
-    settings: dict[str, Any] = compression.settings_of(method, written, allow=allow)
-    return replace(
-        written,
-        **settings,
-        memory=recipe.Memory(memory) if memory else compression.METHODS[method].memory,
-        allow=allow,
-        param=tuple(_rule(rule, written, memory) for rule in view.views("param")),
-    )
-
-
-def _rule(view: View, around: recipe.Compression, memory: str | None) -> recipe.CompressionRule:
-    """`memory`: what is written for all parameters."""
-    rule = values.build(recipe.CompressionRule, view)
-    settings: dict[str, Any] = compression.settings_of(rule.method, rule, around)
-    kept = recipe.Memory(memory) if memory else compression.METHODS[rule.method].memory
-    return replace(rule, **settings, memory=kept)
 
 
 # The fields of Solver that a learning rate depends on, besides those of `_for_the_batch`.

@@ -8,18 +8,18 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from google.protobuf.descriptor import Descriptor
 
 from stagerun import schedule
 from stagerun.base.errors import Problems, listing
 from stagerun.base.recipe import MomentumForm
+from stagerun.base.wings import wing
 from stagerun.language import layers, tree
-from stagerun.language.check_compress import check_compression
 from stagerun.language.check_images import check_compiled, check_drawn, check_training, check_transform
 from stagerun.language.check_loss import check_early_stop, check_loss
 from stagerun.language.check_rates import check_knots, check_learning_rate
-from stagerun.language.check_sync import check_sync
 from stagerun.language.check_weights import check_solverstate, check_weights
 from stagerun.language.layers import higher
 from stagerun.language.proto import stagerun_pb2
@@ -309,6 +309,17 @@ def _evaluation(view: View, shared: Shared, problems: Problems) -> None:
         problems.add(view.place("test_iter"), message, hint)
 
 
+def _of_a_wing(field: str, check: str, stage: str, view: View, problems: Problems) -> None:
+    """The rules of a field that a wing serves."""
+    message, known = view.view(field), wing(check)
+    if message is not None and known is not None:
+        known(stage, view, problems)
+    elif message is not None:
+        folder = check.partition(".")[0]
+        text = f"stage `{stage}` has `{field}`, and this installation lacks stagerun/{folder}, which carries it out"
+        problems.add(view.place(field), text, "remove it, or install all of stagerun")
+
+
 STAGE_CHECKS: tuple[Callable[[str, View, Problems], None], ...] = (
     _required_settings,
     _batch,
@@ -320,8 +331,8 @@ STAGE_CHECKS: tuple[Callable[[str, View, Problems], None], ...] = (
     _knots,
     check_local_rate,
     check_regularisation,
-    check_compression,
-    check_sync,
+    partial(_of_a_wing, "compress_param", "wire.rules.check_compression"),
+    partial(_of_a_wing, "sync_param", "wire.rules.check_sync"),
     check_weights,
     check_solverstate,
     check_loss,

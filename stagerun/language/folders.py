@@ -8,7 +8,7 @@ from stagerun.base import recipe
 from stagerun.base.errors import Problem, Problems, RecipeError, Span, StagerunError
 from stagerun.language.resolve import look_at_classes
 from stagerun.system.image_folder import is_class_folder, small
-from stagerun.system.lmdb_file import class_names
+from stagerun.system.image_sets import class_names
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,8 @@ from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, Block, Entry, Value
 from stagerun.language.view import Doubtful, View
 from stagerun.system.files import upward
 from stagerun.system.image_folder import is_class_folder, small
-from stagerun.system.lmdb_file import check_file, class_names, first_value
+from stagerun.system.image_sets import class_names, first_value
+from stagerun.system.lmdb_file import check_file
 
 SCHEDULE_FILE = "schedule.prototxt"
 LARGEST_MEAN = 64_000_000  # bytes of a mean image

@@ -4,40 +4,25 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 
-from stagerun.system.process import Process, living
+import psutil
 
-# Beginnings of their names as the kernel has them, of 15 characters at most: mpirun.openmpi, hydra_pmi_proxy.
-_NAMES = (
-    "mpirun",
-    "mpiexec",
-    "orterun",
-    "orted",
-    "prterun",
-    "prted",
-    "prte",
-    "hydra_pmi_proxy",
-    "slurmstepd",
-    "mpispawn",
-)
+from stagerun.system.process import lives
+
+# Beginnings of their names: mpirun.openmpi, hydra_pmi_proxy.
+_NAMES = ("mpirun", "mpiexec", "orterun", "orted", "prte", "hydra_pmi_proxy", "slurmstepd", "mpispawn")
 _LOOK_EVERY_S = 0.5
-_MOST_ANCESTORS = 64
 
 
-def launcher() -> Process | None:
+def launcher() -> psutil.Process | None:
     """None where no ancestor that this process can see is one: in a container, say."""
-    pid = os.getppid()
-    for _ in range(_MOST_ANCESTORS):
-        found = living(pid)
-        if found is None or pid <= 1:
-            return None
-        if found.name.startswith(_NAMES):
-            return found
-        pid = found.parent
+    with suppress(psutil.Error):
+        return next((found for found in psutil.Process().parents() if found.name().startswith(_NAMES)), None)
     return None
 
 
-def die_with(found: Process) -> None:
+def die_with(found: psutil.Process) -> None:
     """Has a thread kill this process when that one is gone. The kernel's own way (PR_SET_PDEATHSIG) goes by the thread that
     started it, and by the parent alone, which may be a shell between the two.
 
@@ -45,7 +30,7 @@ def die_with(found: Process) -> None:
     """
 
     def watch() -> None:
-        while (now := living(found.pid)) is not None and now.start == found.start:
+        while lives(found):
             time.sleep(_LOOK_EVERY_S)
         os.kill(os.getpid(), signal.SIGKILL)
 

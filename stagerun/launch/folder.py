@@ -1,20 +1,18 @@
-"""The folder that our launcher and its workers share: who lives, that all are to stop, and how each ended.
+"""The folder that our launcher and its workers share: that all are to stop, that a host is gone, and how each worker ended.
 
-Files of a few bytes that appear whole, by a rename: `RANK.pid`, `stop`, `gone` and `RANK.json`.
+Files of a few bytes that appear whole, by a rename: `stop`, `gone` and `RANK.json`.
 """
 
-import contextlib
 import json
 import os
 import signal
 import time
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagerun.base.errors import ExitCode, StorageError
-from stagerun.system.files import why, write_whole
-from stagerun.system.process import living
+from stagerun.base.errors import ExitCode
+from stagerun.system.files import write_whole
 
 REPORT_DIR = "STAGERUN_REPORT_DIR"
 LAUNCHER_PID = "STAGERUN_LAUNCHER_PID"
@@ -44,33 +42,25 @@ def nothing_started(code: int) -> str:
     return "interrupted before anything was started"
 
 
-def folder(environment: Mapping[str, str] = os.environ) -> Path | None:
+def folder() -> Path | None:
     """None when no launcher of ours has started this process."""
-    name = environment.get(REPORT_DIR)
+    name = os.environ.get(REPORT_DIR)
     return None if name is None else Path(name)
 
 
 def report(rank: int, code: int, text: str) -> bool:
-    """Leaves a worker's end for the launcher. False when no launcher of ours waits for it."""
+    """Leaves a worker's end for the launcher. False when no launcher of ours waits for it: the terminal gets it instead."""
     shared = folder()
-    if shared is None:
-        return False
-    try:
-        _put(shared / f"{rank}.json", json.dumps({"code": code, "text": text}))
-    except OSError:
-        return False  # the launcher is gone, and its folder with it: the terminal gets it instead
-    return True
+    return shared is not None and leave(shared / f"{rank}.json", {"code": code, "text": text})
 
 
 def reports(shared: Path, nproc: int, first: int = 0) -> list[Report]:
     """Those of ranks `first` .. `first` + `nproc` - 1."""
     found = []
     for rank in range(first, first + nproc):
-        try:
+        with suppress(OSError, ValueError, KeyError):  # killed before it wrote
             data = json.loads((shared / f"{rank}.json").read_text())
             found.append(Report(rank, data["code"], data["text"]))
-        except (OSError, ValueError, KeyError):
-            continue  # killed before it wrote
     return found
 
 
@@ -80,69 +70,25 @@ def another_ended(rank: int) -> bool:
     return shared is not None and any(file.stem != str(rank) for file in shared.glob("*.json"))
 
 
-def enter(rank: int) -> None:
-    """Has the launcher's signals passed on to this process from now on; whoever enters looks at `asked` next.
-
-    The launcher writes `stop` before it looks who is there, and a worker writes its number before it looks for `stop`: so one
-    of them sees the other, however their steps fall. StorageError if it can't be written: no signal would reach this process.
-    """
-    shared = folder()
-    if shared is None:
-        return
-    try:
-        _put(shared / f"{rank}.pid", str(os.getpid()))
-    except OSError as error:
-        if os.environ.get(LAUNCHER_PID) == str(os.getppid()):
-            raise unwritable(error, shared) from error
-        # Otherwise the launcher is gone, and the kernel is about to end this process, too.
-
-
-def unwritable(error: OSError, where: Path) -> StorageError:
-    """The folder can't be made or written."""
-    return StorageError(
-        f"no folder for temporary files in {where}: {why(error, where)}",
-        "make room there, or set TMPDIR to a folder on this machine that can be written",
-    )
-
-
 def asked() -> Asked | None:
     """The request to stop that the launcher got, if any."""
-    shared = folder()
-    if shared is None:
-        return None
-    try:
-        number, at = (shared / "stop").read_text().split()
-    except OSError:
-        return None
-    return Asked(signal.Signals(int(number)), float(at))
+    with suppress(OSError):
+        if (shared := folder()) is not None:
+            number, at = json.loads((shared / "stop").read_text())
+            return Asked(signal.Signals(number), at)
+    return None
 
 
 def ask(shared: Path, number: int) -> Asked:
-    """Asks all workers, those that are there and those that are to come, to stop. The launcher's side."""
+    """Leaves word that all workers are to stop, for those that get a signal now and those that are to come. The launcher's side."""
     request = Asked(signal.Signals(number), time.monotonic())
-    with contextlib.suppress(OSError):  # a full disk: those that are there get the signal all the same
-        _put(shared / "stop", f"{number} {request.at!r}")
-    for file in shared.glob("*.pid"):
-        with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
-            found = living(int(file.read_text()))
-            # A worker that has ended is reaped, and its number may be another process's by now.
-            if found is not None and found.parent == os.getpid():
-                os.kill(found.pid, signal.SIGTERM)
+    leave(shared / "stop", [number, request.at])
     return request
 
 
-def tell_gone(shared: Path, text: str) -> None:
-    """Informs the workers' monitors that a host of the job is gone, in words for the user. The launcher's side."""
-    with contextlib.suppress(OSError):
-        _put(shared / "gone", text)
-
-
-def gone_file() -> str:
-    """Where that is written; '' when no launcher of ours has started this process."""
-    shared = folder()
-    return "" if shared is None else str(shared / "gone")
-
-
-def _put(path: Path, text: str) -> None:
-    """Writes the whole file, or nothing."""
-    write_whole(path, text.encode(), sync=False)
+def leave(path: Path, value: object) -> bool:
+    """Writes the whole file, or nothing: False on a full disk, or where the launcher is gone, and its folder with it."""
+    with suppress(OSError):
+        write_whole(path, json.dumps(value).encode(), sync=False)
+        return True
+    return False

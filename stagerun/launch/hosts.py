@@ -11,22 +11,24 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import FrameType
 from typing import IO, Any
+
+import msgspec
 
 from stagerun.base.errors import AGAIN, ExitCode, PeerError, UsageError
 from stagerun.base.recipe import Schedule
 from stagerun.base.text import to_nowhere
 from stagerun.command.ending import tell
-from stagerun.launch.folder import Report
 from stagerun.launch.hostfile import Host, read_hosts
-from stagerun.launch.local import too_late, verdict
-from stagerun.launch.on_host import MARK
+from stagerun.launch.local import Node, Orders, Outcome, verdict
+from stagerun.launch.on_host import MARK, Hello
 from stagerun.launch.options import HostOptions
 from stagerun.launch.ssh import Way, passed_on
-from stagerun.launch.start import Orders
-from stagerun.launch.worker_count import check_workers, most_workers
+from stagerun.plan.workers import check_workers, most_workers
 from stagerun.system import signals
+from stagerun.system.typed import json_line
 
 # From ssh's start until a host has said what it has: an interpreter, perhaps from a busy file server.
 _HELLO_S = 90.0
@@ -42,8 +44,8 @@ class _Connection:
 
     def __init__(self, host: Host, way: Way, lines: "queue.Queue[tuple[_Connection, str, str]]") -> None:
         self.host, self.name = host, host.name
-        self.hello: dict[str, Any] = {}
-        self.end: dict[str, Any] = {}
+        self.hello: Hello | None = None
+        self.end: Outcome | None = None
         self.lost = ""  # why, with a hint
         self.said = ""  # last line before its first word: ssh's, or a shell's
         self.ranks = range(0)
@@ -63,24 +65,24 @@ class _Connection:
     def send(self, **words: Any) -> None:
         """Also from a signal handler: one short write."""
         with suppress(OSError):  # the host is gone, which its streams show
-            os.write(self.process.stdin.fileno(), json.dumps(words).encode() + b"\n")  # type: ignore[union-attr]
+            os.write(self.process.stdin.fileno(), json_line(words))  # type: ignore[union-attr]
 
     @property
     def over(self) -> bool:
-        return bool(self.end or self.lost)
+        return self.end is not None or bool(self.lost)
 
     @property
     def failed(self) -> bool:
-        codes = [code for _, code, _ in self.end.get("reports", ())]
-        return bool(self.lost or self.end.get("deaths") or any(codes))
+        ended = self.end is not None and (self.end.deaths or any(report.code for report in self.end.reports))
+        return bool(self.lost or ended)
 
 
 def on_hosts(orders: Orders, folder: str, schedule: Schedule, options: HostOptions, nproc: int | None) -> int:
     """Run `orders` on all hosts; return the exit code. `schedule`: as read here, in `folder`. `nproc`: workers on each host; None: what the
     host file says, or that host's default. StagerunError if it can't begin."""
     assert options.hosts is not None
-    hosts, way = read_hosts(options.hosts), options.way(folder, schedule)
-    if way.sync is not None:
+    hosts, way = read_hosts(options.hosts), Way.of(options, folder, schedule)
+    if way.sources:
         _copy(hosts, way)
     launch = _Launch(orders, hosts, way)
     try:
@@ -119,7 +121,7 @@ class _Launch:
         for one in self.all:
             one.send(environment=passed_on(), most=most_workers(schedule), head=self.all[0].host.address)
         last = time.monotonic() + _HELLO_S
-        while waiting := [one for one in self.all if not one.hello and not one.lost]:
+        while waiting := [one for one in self.all if one.hello is None and not one.lost]:
             if time.monotonic() > last:
                 for one in waiting:
                     one.lost = self.way.why(one.host, None, one.said)
@@ -128,42 +130,42 @@ class _Launch:
             raise PeerError("\n".join(lost))
         names: dict[str, str] = {}
         size = 0
-        for one in self.all:
-            if (other := names.setdefault(one.hello["machine"], one.name)) != one.name:
+        for one, hello in self._hellos():
+            if (other := names.setdefault(hello.machine, one.name)) != one.name:
                 raise UsageError(
                     f"{other} and {one.name} are the same host", f"for two workers on it write `{other}:2`"
                 )
-            one.ranks = range(size, size + (nproc or one.host.slots or int(one.hello["workers"])))
+            one.ranks = range(size, size + (nproc or one.host.slots or hello.workers))
             size = one.ranks.stop
         check_workers(schedule, size)
 
+    def _hellos(self) -> list[tuple[_Connection, Hello]]:
+        return [(one, one.hello) for one in self.all if one.hello is not None]
+
     def endpoint(self) -> str:
         """ADDRESS:PORT: an address of the first host's by which the others know it, and a port that is free there. PeerError."""
-        head, *others = self.all
-        port, own = head.hello["port"], head.hello["own"]
+        (head, first), *others = self._hellos()
         if not others:
-            return f"127.0.0.1:{port}"
-        known = [address for one in (*others, head) for address in one.hello["addresses"]]
-        if len(own) == 1:
-            known += own  # whatever the others call it
-        address = next((a for a in known if a in own), None)
+            return f"127.0.0.1:{first.port}"
+        known = [address for _, hello in (*others, (head, first)) for address in hello.addresses]
+        if len(first.own) == 1:
+            known += first.own  # whatever the others call it
+        address = next((a for a in known if a in first.own), None)
         if address is None:
             raise PeerError(
-                f"{head.name} has the addresses {', '.join(own) or 'of its loopback device alone'}, and the other hosts know it by none of "
+                f"{head.name} has the addresses {', '.join(first.own) or 'of its loopback device alone'}, and the other hosts know it by none of "
                 f"these, but by {', '.join(dict.fromkeys(known)) or 'none'}",
                 "name it in the host file by a name or address by which the others reach it",
             )
-        return f"{address}:{port}"
+        return f"{address}:{first.port}"
 
     def run(self, endpoint: str) -> tuple[int, str]:
         """Run the workers to their end; return the exit code, and what to say."""
         for number in signals.stop_signals():
             signal.signal(number, self._stop)
         for one in self.all:
-            one.send(
-                command=list(self.orders.command), nproc=len(one.ranks), threads=self.orders.threads, saves=self.orders.saves,
-                grace=self.orders.grace, node={"first": one.ranks.start, "size": self.all[-1].ranks.stop, "endpoint": endpoint},
-            )  # fmt: skip
+            node = Node(one.ranks.start, len(one.ranks), self.all[-1].ranks.stop, endpoint)
+            one.send(orders=replace(self.orders, limits=None), node=node)
         while not all(one.over for one in self.all):
             self._take()
             if self.asked or any(one.failed for one in self.all):
@@ -184,9 +186,9 @@ class _Launch:
                 one.send(stop=number)
 
     def _verdict(self) -> tuple[int, str]:
-        ends = [one.end for one in self.all if one.end]
-        found = sorted((Report(*row) for end in ends for row in end["reports"]), key=lambda report: report.rank)
-        deaths = {rank: code for end in ends for rank, code in end["deaths"]}
+        ends = [one.end for one in self.all if one.end is not None]
+        found = sorted((report for end in ends for report in end.reports), key=lambda report: report.rank)
+        deaths = {rank: code for end in ends for rank, code in end.deaths.items()}
         lost = [one.lost for one in self.all if one.lost]
         if self.asked.count(signal.SIGINT) > 1:
             if found and found[0].rank == 0 and found[0].code in (ExitCode.DONE, ExitCode.SAVED):
@@ -194,11 +196,8 @@ class _Launch:
             return ExitCode.INTERRUPTED, "ended without saving"
         if lost and not any(report.code not in (ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER) for report in found):
             return ExitCode.PEER, "\n".join(lost)
-        hosts = {rank: one.name for one in self.all for rank in one.ranks}
-        code, text = verdict(found, deaths, bool(self.asked), self.orders.stopped, hosts)
-        if code == ExitCode.PEER and self.asked and any(end["late"] for end in ends):
-            return code, too_late(signal.Signals(self.asked[0]), self.orders.grace)
-        return code, text
+        outcome = Outcome(found, deaths, self.asked[0] if self.asked else None, any(end.late for end in ends))
+        return verdict(outcome, self.orders, {rank: one.name for one in self.all for rank in one.ranks})
 
     def _take(self) -> None:
         """Handle a line that has come from a host."""
@@ -212,7 +211,7 @@ class _Launch:
                 self._lose(one)
             return
         before, mark, own = line.partition(MARK) if kind == "out" else (line, "", "")
-        if not one.hello:
+        if one.hello is None:
             one.said = before.strip() or one.said
         elif before:
             # The first host's lines come as they are, since rank 0 speaks for all.
@@ -224,7 +223,10 @@ class _Launch:
                 to_nowhere(stream)
         if mark:
             with suppress(ValueError):  # cut off in the middle: its end follows
-                setattr(one, "end" if one.hello else "hello", json.loads(own))
+                if one.hello is None:
+                    one.hello = msgspec.convert(json.loads(own), Hello)
+                else:
+                    one.end = msgspec.convert(json.loads(own), Outcome, str_keys=True)
 
     def _lose(self, one: _Connection) -> None:
         """The connection ended before the workers did: the other hosts' workers end, too."""

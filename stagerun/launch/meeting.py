@@ -7,9 +7,9 @@ under MPI, `mpi4py`, by which rank 0 says where it is.
 
 import importlib.util
 import os
-import threading
 import zlib
 from collections.abc import Mapping
+from concurrent import futures
 from dataclasses import dataclass
 
 from stagerun.base.errors import PeerError
@@ -24,9 +24,10 @@ from stagerun.launch.addresses import (
     resolve,
     towards,
 )
-from stagerun.system import signals
+from stagerun.launch.stopping import aside
 from stagerun.system.host import host_name
 from stagerun.system.nodelist import expand
+from stagerun.system.process import born
 from stagerun.system.world import GIVEN, World
 
 # Seconds to wait for all to come to the launcher's meeting point: starting Python from a file system that all hosts read at
@@ -66,7 +67,7 @@ def meet(world: World, environment: Mapping[str, str] = os.environ, patience: fl
         )
     if world.local_size == world.size:
         if not number and (found := ancestors.launcher()) is not None:
-            number = f"{found.pid} {found.start}"  # what the ranks of one host have in common
+            number = f"{found.pid} {born(found.pid)}"  # what the ranks of one host have in common
         if number:
             return Meeting(_LOOPBACK, port_of(number), "lo")
     names = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
@@ -141,30 +142,18 @@ def _of_nodes(names: str, number: str, environment: Mapping[str, str]) -> Meetin
 
 
 def _by_mpi(world: World, wanted: str, patience: float) -> Meeting:
-    """An address of rank 0's host and a port that is free there, handed to all by mpi4py. In a thread of its own: MPI waits in C, and this one
-    answers signals meanwhile. `wanted`: GLOO_SOCKET_IFNAME."""
+    """An address of rank 0's host and a port that is free there, handed to all by mpi4py. `wanted`: GLOO_SOCKET_IFNAME."""
     text = "" if world.rank else f"{_own_address(wanted)} {free_port()}"
-    ended: list[str | Exception] = []
-
-    def hand_out() -> None:
-        try:
-            ended.append(_broadcast(text, world.size))
-        except Exception as error:
-            ended.append(error)
-
-    thread = threading.Thread(target=hand_out, name="meeting", daemon=True)
-    with signals.held():
-        thread.start()
-    thread.join(patience)
     hint = _HINTS.get(world.launcher, _HINT)
-    if not ended:
+    try:
+        address, _, port = aside(lambda: _broadcast(text, world.size), patience).rpartition(" ")
+    except futures.TimeoutError:
         raise PeerError(
             f"not all of the {world.size} workers came to where {world.launcher} has them meet within {duration(patience)}",
             "a host may be gone, or a worker may have ended before it came; run the same command again",
-        )
-    if isinstance(ended[0], Exception):
-        raise PeerError(f"the workers can't meet by mpi4py: {ended[0]}", hint) from ended[0]
-    address, _, port = ended[0].rpartition(" ")
+        ) from None
+    except Exception as error:
+        raise PeerError(f"the workers can't meet by mpi4py: {error}", hint) from error
     if not address:
         raise PeerError(
             "rank 0's host has several network interfaces, or none: by which one others reach it is not known", hint
@@ -175,9 +164,10 @@ def _by_mpi(world: World, wanted: str, patience: float) -> Meeting:
 def _own_address(wanted: str) -> str:
     """This host's address for others: that of the interface wanted, of its name, or of the default route; '' if none is found."""
     here = interfaces()
-    if not (chosen := [one for one in here if one.name in wanted.split(",")]) and not own_name_misleads():
+    found = next((one for one in here if one.name in wanted.split(",")), None)
+    if found is None and not own_name_misleads():
         return resolve(host_name())
-    found = chosen[0] if chosen else by_default(here)
+    found = found or by_default(here)
     return found.host if found is not None else ""
 
 

@@ -13,19 +13,32 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from stagerun.base.errors import ExitCode, StagerunError
 from stagerun.launch import addresses
-from stagerun.launch.folder import tell_gone
-from stagerun.launch.local import Node, Supervisor, supervised
-from stagerun.launch.worker_count import usual_workers
+from stagerun.launch.folder import Report, leave
+from stagerun.launch.local import Node, Orders, Outcome, Supervisor, supervised
+from stagerun.launch.options import usual_workers
 from stagerun.system import signals
 from stagerun.system.host import host_name
 from stagerun.system.process import boot_id
-from stagerun.system.world import default_threads
+from stagerun.system.typed import json_line
 
 MARK = "\x1e"  # ASCII's record separator: nothing that workers print begins with it
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a host says first. `machine` tells it from all others; `addresses`: by which it knows the first host; `own`: its own; `port`: one that
+    is free."""
+
+    workers: int
+    machine: str
+    addresses: tuple[str, ...]
+    own: tuple[str, ...]
+    port: int
 
 
 def main() -> None:
@@ -47,28 +60,22 @@ def main() -> None:
     seen = os.environ.get("SSH_CONNECTION", "").split()[2:3]
     with suppress(OSError, UnicodeError):
         seen.append(addresses.resolve(known["head"]))
-    _say(
-        workers=usual_workers(known["most"]),
-        machine=f"{boot_id()} {host_name()}",
-        addresses=seen,
-        own=[one.host for one in here],
-        port=addresses.free_port(),
-    )
-    orders = next(messages, None) or sys.exit(ExitCode.PEER)
-    node, nproc = Node(**orders["node"]), orders["nproc"]
+    own = tuple(one.host for one in here)
+    _say(Hello(usual_workers(known["most"]), f"{boot_id()} {host_name()}", tuple(seen), own, addresses.free_port()))
+    told = next(messages, None) or sys.exit(ExitCode.PEER)
+    node, orders = Node(**told["node"]), Orders(**told["orders"])
     address = node.endpoint.rpartition(":")[0]
     device = addresses.towards(address, here)
     if address.startswith("127.") or device is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", device.name if device is not None else "lo")
     try:
-        with supervised(orders["grace"]) as supervisor:
+        with supervised(orders) as supervisor:
             with signals.held():
                 threading.Thread(target=_listen, args=(messages, supervisor), daemon=True).start()
-            threads = orders["threads"] or default_threads(nproc)
-            found, deaths = supervisor.run(orders["command"], nproc, threads, orders["saves"], node)
-        _say(reports=[[r.rank, r.code, r.text] for r in found], deaths=list(deaths.items()), late=supervisor.late)
+            outcome = supervisor.run(node)
     except StagerunError as error:
-        _say(reports=[[node.first, int(error.exit_code), error.render()]], deaths=[], late=False)
+        outcome = Outcome([Report(node.first, int(error.exit_code), error.render())], {})
+    _say(outcome)
 
 
 def _listen(messages: Iterator[dict[str, Any]], supervisor: Supervisor) -> None:
@@ -77,15 +84,15 @@ def _listen(messages: Iterator[dict[str, Any]], supervisor: Supervisor) -> None:
         if "stop" in message:
             supervisor.request(message["stop"])
         if "gone" in message:
-            tell_gone(supervisor.folder, message["gone"])  # for the monitors
+            leave(supervisor.folder / "gone", message["gone"])  # for the monitors
         if "end" in message:
             supervisor.kill()
     supervisor.request(signal.SIGHUP)
 
 
-def _say(**words: Any) -> None:
+def _say(words: Hello | Outcome) -> None:
     with suppress(OSError):  # the launcher is gone
-        sys.stdout.write(f"{MARK}{json.dumps(words)}\n")
+        sys.stdout.write(f"{MARK}{json_line(words).decode()}")
         sys.stdout.flush()
 
 

@@ -1,15 +1,15 @@
-"""--hosts, and the options beside it."""
+"""--hosts, and the options beside it; and how many workers are usual on this machine. No torch, but for counting several GPUs."""
 
 import os
-import shlex
-import shutil
-import sys
 from dataclasses import dataclass
 
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import Schedule
 from stagerun.command.options import given, option
-from stagerun.launch.ssh import Way, sync_of
+from stagerun.plan.workers import most_workers
+from stagerun.system import signals
+from stagerun.system.host import nvidia_gpus
+from stagerun.system.numa import default_workers
 
 HOSTS = "Other hosts"
 
@@ -36,33 +36,9 @@ class HostOptions:
         flag_value="",
     )
 
-    def sync_folder(self, folder: str) -> str | None:
-        """Where the schedule's folder comes on each host; None without --sync."""
-        return None if self.sync is None else self.sync or f"~/stagerun/{os.path.basename(os.path.abspath(folder))}"
-
-    def way(self, folder: str, schedule: Schedule) -> Way:
-        """How hosts are reached. `folder`: the schedule's here. UsageError."""
-        try:
-            words = tuple(shlex.split("ssh" if self.ssh is None else self.ssh))
-        except ValueError as error:
-            raise UsageError(f"--ssh {self.ssh}: {error}") from None
-        if not words or shutil.which(words[0]) is None:
-            raise UsageError(f"command `{' '.join(words)}` is not found here", 'as in --ssh "ssh -F my_config"')
-        place = self.sync_folder(folder)
-        if place is not None and shutil.which("rsync") is None:
-            raise UsageError("--sync needs rsync, which is not found here", "install it here and on the hosts")
-        sync = None if place is None else sync_of(place, folder, schedule)
-        return Way(words, sys.executable, _here(), sync)
-
     def folder_there(self, folder: str) -> str:
         """The schedule's folder as the command on a host names it."""
         return folder if self.sync is None else os.path.basename(os.path.abspath(folder))
-
-
-def _here() -> str:
-    """The current folder by the name that the user knows, which an automounter may have for it on all hosts."""
-    known = os.environ.get("PWD", "")
-    return known if os.path.isdir(known) and os.path.samefile(known, ".") else os.getcwd()
 
 
 def chosen_hosts(options: HostOptions) -> HostOptions | None:
@@ -72,3 +48,25 @@ def chosen_hosts(options: HostOptions) -> HostOptions | None:
             raise UsageError(f"{', '.join(unused)} without --hosts", "name the hosts, or leave it out")
         return None
     return options
+
+
+def devices(schedule: Schedule) -> int:
+    """How many workers are usual here."""
+    return usual_workers(most_workers(schedule))
+
+
+def usual_workers(most: int | None) -> int:
+    """One worker per GPU that torch can use here; where there is none, one per NUMA node, `most` at most. Nvidia's driver and the
+    environment tell where there is at most one, which spares importing torch; batch systems name GPUs for a torch that was built without
+    them, too.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    listed = len(nvidia_gpus())
+    named = listed if visible is None else len([n for n in visible.split(",") if n.strip() not in ("", "-1")])
+    found = named
+    if named > 1:
+        with signals.held():
+            import torch
+
+            found = torch.cuda.device_count()
+    return found or default_workers(most)

@@ -5,46 +5,20 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NoReturn
 
-from stagerun.base.errors import Diverged, ExitCode, PeerError, StagerunError, UsageError
+from stagerun.base.errors import Diverged, ExitCode, StagerunError, UsageError
 from stagerun.command.ending import bug_report, of_surroundings, tell
 from stagerun.launch.ancestors import bound_note
-from stagerun.launch.local import run_workers, sweep
+from stagerun.launch.local import Orders, run_workers, sweep
 from stagerun.launch.meeting import go_there, meet
-from stagerun.launch.stopping import GRACE_S, StopRequest, die_with_launcher
+from stagerun.launch.stopping import StopRequest, die_with_launcher
 from stagerun.launch.watch.worker import Monitored, monitored
-from stagerun.system.pulse import Limits
-from stagerun.system.world import (
-    World,
-    default_threads,
-    from_environment,
-    launched,
-    rank_said,
-    started_by,
-)
+from stagerun.system.world import World, default_threads, from_environment, launched, rank_said, started_by
 
 # What a worker does: its exit code. Its monitor is None where the orders have no limits.
 Job = Callable[[World, StopRequest, Monitored | None], int]
-
-
-@dataclass(frozen=True, slots=True)
-class Orders:
-    """What all workers do: `stagerun COMMAND...`, with `threads` each (None: the processors shared evenly). `saves`: there is something to
-    save, within `grace` seconds from a signal, and rank 0 may save when another worker fails. `limits`: how long a worker may stay in a
-    section; None: it has no monitor."""
-
-    command: tuple[str, ...]
-    threads: int | None
-    grace: float = GRACE_S
-    saves: bool = True
-    limits: Limits | None = None
-
-    @property
-    def stopped(self) -> ExitCode:
-        """The exit code of a signal before anything has started."""
-        return ExitCode.SAVED if self.saves else ExitCode.INTERRUPTED
+__all__ = ["Job", "Orders", "joined", "start", "work"]
 
 
 def joined(nproc: int | None) -> bool:
@@ -59,12 +33,11 @@ def joined(nproc: int | None) -> bool:
 
 def start(job: Job, orders: Orders, nproc: int) -> int:
     """Runs `nproc` workers on this machine, or `job` here if one is enough; the exit code."""
-    threads = orders.threads or default_threads(nproc)
     if nproc == 1:
         sweep()
-        os.environ["OMP_NUM_THREADS"] = str(threads)
+        os.environ["OMP_NUM_THREADS"] = str(orders.threads or default_threads(1))
         return work(job, orders)
-    code, text = run_workers(orders.command, nproc, threads, orders.grace, orders.stopped, orders.saves)
+    code, text = run_workers(orders, nproc)
     tell(text)
     return code
 
@@ -74,6 +47,10 @@ def work(job: Job, orders: Orders) -> int:
     # Without anything to save, no one waits.
     stop = StopRequest("to save", grace=orders.grace) if orders.saves else StopRequest("which leaves nothing")
     rank, world = rank_said(), World()
+
+    def say(text: str) -> None:
+        tell(f"rank {rank}: {text}" if rank and text else text)  # rank 0 speaks for all
+
     try:
         stop.install(orders.stopped)
         die_with_launcher()
@@ -82,7 +59,8 @@ def work(job: Job, orders: Orders) -> int:
         go_there(meet(world))
         if rank == 0 and world.size > 1:
             tell(bound_note(world.local_size, world.launcher))
-        code, text = _watched(job, world, stop, orders.limits), ""
+        with monitored(world, orders.limits, say) as watch:  # before the job imports torch, which may take long
+            code, text = job(world, stop, watch), ""
     except Diverged as error:  # the ranks agree on the loss, so all raise it, and one says so
         code, text = int(error.exit_code), "" if rank else error.render()
     except StagerunError as error:
@@ -90,23 +68,11 @@ def work(job: Job, orders: Orders) -> int:
     except Exception as error:
         known = of_surroundings(error)
         code, text = (int(known.exit_code), known.render()) if known else (int(ExitCode.BUG), bug_report(error))
-    if not stop.settle(code, text) and text:
-        tell(f"rank {rank}: {text}" if rank else text)  # rank 0 speaks for all
+    if not stop.settle(code, text):
+        say(text)
     if world.size > 1:
         _leave(code)
     return code
-
-
-def _watched(job: Job, world: World, stop: StopRequest, limits: Limits | None) -> int:
-    """The job, with a monitor, which says first who is gone where a PeerError follows from it. The monitor watches before the job imports
-    torch, which may take long."""
-    with monitored(world, limits, lambda text: tell(f"rank {world.rank}: {text}" if world.rank else text)) as watch:
-        try:
-            return job(world, stop, watch)
-        except PeerError as error:
-            if watch is not None:
-                watch.explain(error)
-            raise
 
 
 def _leave(code: int) -> NoReturn:

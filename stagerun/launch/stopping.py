@@ -1,21 +1,24 @@
 """Stop signals: a worker stops in order; it dies with its launcher."""
 
+import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from stagerun.base.errors import ExitCode, PeerError
 from stagerun.launch import ancestors
-from stagerun.launch.folder import LAUNCHER_PID, another_ended, asked, enter, folder, nothing_started, report
+from stagerun.launch.folder import LAUNCHER_PID, another_ended, asked, folder, nothing_started, report
 from stagerun.system import signals
 from stagerun.system.process import die_with_parent
 from stagerun.system.world import rank_said, started_by
 
+T = TypeVar("T")
+_ANSWER_S = 0.05
 # Seconds that workers have, after a signal, to finish an iteration and write a snapshot, where no one says otherwise. An
 # iteration of a large batch on a few processors takes minutes; who can't wait sends a second SIGINT.
 GRACE_S = 600
@@ -48,6 +51,25 @@ def die_with_launcher() -> None:
         raise PeerError("the launcher is gone")
 
 
+def aside(do: Callable[[], T], patience: float = math.inf) -> T:
+    """`do()` in a thread of its own: it waits outside of Python, where no handler runs, and this thread answers signals meanwhile, whichever
+    thread they find. TimeoutError after `patience` seconds."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(do())
+        except BaseException as error:
+            done.set_exception(error)
+
+    with signals.held():
+        threading.Thread(target=run, name="aside", daemon=True).start()
+    end = time.monotonic() + patience
+    while not done.done() and time.monotonic() < end:
+        wait([done], _ANSWER_S)  # a signal that another thread got is answered when this one wakes up
+    return done.result(0)
+
+
 class StopRequest:
     """Whether this process was asked to stop: one of `stop_signals` sets it, and says so.
 
@@ -78,12 +100,10 @@ class StopRequest:
         return self._at + least_before(self.grace) - time.monotonic()
 
     def install(self, nothing_started: int | None = None) -> None:
-        """Main thread. With an exit code for `nothing_started` a signal ends the process with it, until `begin` is called. StorageError as
-        of `enter`."""
+        """Main thread. With an exit code for `nothing_started` a signal ends the process with it, until `begin` is called."""
         self._nothing_started = nothing_started
         for number in signals.stop_signals():
             signal.signal(number, self._handle)
-        enter(rank_said())
         if (request := asked()) is not None:
             self._stop(request.signal)
         signals.release()
@@ -103,34 +123,6 @@ class StopRequest:
         if interruptible:
             signal.signal(signal.SIGINT, self._interrupt)
         return report(rank_said(), code, text)
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """While the main thread waits for others outside of Python, which runs handlers there and nowhere else: another thread
-        answers signals meanwhile, which Python reports through a pipe at once, whichever thread they find: this one, as a rule, since
-        threads that are started meanwhile have them blocked."""
-        numbers = signals.stop_signals()
-        reading, writing = os.pipe()
-        os.set_blocking(writing, False)
-        before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-
-        def watch() -> None:
-            signals.release()
-            while found := os.read(reading, 64):
-                for number in found:
-                    if number in numbers:
-                        self._stop(signal.Signals(number))
-
-        thread = threading.Thread(target=watch, name="signals", daemon=True)
-        with signals.held():
-            thread.start()
-            try:
-                yield
-            finally:
-                signal.set_wakeup_fd(before)
-                os.close(writing)
-                thread.join()
-                os.close(reading)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Mapping
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
-from stagerun.base.compression import REFUSED
 from stagerun.base.errors import UsageError, nearest
 from stagerun.language import tree
 from stagerun.language.layers import partner
@@ -141,9 +140,13 @@ def _field(field: FieldDescriptor) -> str:
     return text
 
 
+# Fields that take a method of compression, and the methods that they don't take.
+REFUSED = {"CompressionParameter.allow": {"NONE", "AUTO"}, "CompressionRule.method": {"AUTO"}}
+
+
 def refused(field: FieldDescriptor) -> set[str]:
     """Values of its enum that the field doesn't take."""
-    return {method.value for method in REFUSED.get(f"{field.containing_type.name}.{field.name}", ())}
+    return REFUSED.get(f"{field.containing_type.name}.{field.name}", set())
 
 
 def value_text(kind: EnumDescriptor, value: str) -> str:

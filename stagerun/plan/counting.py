@@ -1,4 +1,4 @@
-"""Which snapshots of a stage count for what it is now, and why others don't; rollbacks. Pure."""
+"""Which snapshots of a stage count for what it is now; where a rollback goes; what an evaluation depends on. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,6 @@ from stagerun.base.recipe import (
     AVERAGE_OF,
     FILES,
     FROM_ITER,
-    LAST_USED,
     TEACHER,
     TESTED_LABELS,
     Schedule,
@@ -19,32 +18,60 @@ from stagerun.base.snapshots import TRAINING_SET, Inventory, SnapshotRef, how_fa
 from stagerun.language.build import meant
 from stagerun.language.values import unsaid
 from stagerun.plan.described import unread
-from stagerun.plan.planned import Change, Plan, PlannedStage, State, label
-from stagerun.plan.raised import MAX_ITER, goes_beyond, length_before, on_the_way, what_differs
-
-IMAGES = "data.train.source"  # in a Change: no field of identity, but what lies there
+from stagerun.plan.planned import Plan, PlannedStage, State
+from stagerun.plan.raised import MAX_ITER, goes_beyond, on_the_way
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """What a stage with a parent starts from: `at` are the snapshots of the parent there that count, the one to take first;
-    `alike` are the ids of `same_weights`."""
+    `alike` are the ids of `same_weights`; `above` is the parent's own source."""
 
     parent: PlannedStage
     at: tuple[SnapshotRef, ...]
-    alike: frozenset[str] = frozenset()
+    alike: frozenset[str]
+    above: "Source | None"
 
     @property
     def start(self) -> SnapshotRef | None:
         return self.at[0] if self.at else None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Decision:
+    """What a plan has decided about a stage, from its `own` snapshots and the decisions about the stages that it `needs`.
+
+    `usable`: the snapshots that count. `shown`: `planned` as the plan shows it, where --only and --until may leave the stage out. `lacking`:
+    the places of the snapshots that it is averaged from and that are gone. `redo`: it is named by --redo, or follows from such a stage.
+    """
+
+    own: tuple[SnapshotRef, ...]
+    needs: tuple["Decision", ...]
+    planned: PlannedStage
+    shown: PlannedStage
+    source: Source | None
+    usable: tuple[SnapshotRef, ...]
+    lacking: tuple[tuple[str, int | None], ...]
+    redo: bool
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the decision holds as long as `own` and `needs` do: it hung on no other snapshot, as it does where one is gone."""
+        if not self.own:
+            return True
+        started = self.source is None or bool(self.source.at)
+        taught = self.planned.stage.solver.teacher is None or self.planned.teacher is not None
+        explained = self.planned.state is State.STALE or self.planned.again  # by other snapshots
+        return started and taught and not self.lacking and not explained
+
+
 EMA = {"solver.ema_decay", "solver.ema_interval"}
 
 
-def same_weights(stage: Stage, iter: int | None, source: Source | None, inventory: Inventory) -> frozenset[str]:
+def same_weights(decided: Decision, iter: int | None, inventory: Inventory) -> frozenset[str]:
     """The ids of snapshots of a stage, at an iteration, None for its end, that lack nothing but the average that it keeps of its weights, or
     have one that it doesn't keep. What starts there starts from the same trained weights."""
+    stage, source = decided.planned.stage, decided.source
     parents = {""} if source is None else {ref.id for ref in source.at} | source.alike
     return frozenset(
         ref.id
@@ -54,22 +81,23 @@ def same_weights(stage: Stage, iter: int | None, source: Source | None, inventor
     )
 
 
-def source_of(stage: Stage, parent: PlannedStage, usable: tuple[SnapshotRef, ...], alike: frozenset[str]) -> Source:
-    """`usable` are the parent's snapshots that count.
+def source_of(stage: Stage, above: Decision, alike: frozenset[str]) -> Source:
+    """`above`: the decision about the parent.
 
-    If there are several at one iteration (one was trained again elsewhere), the oldest is taken, so that all that start there start
-    from the same bits.
+    If there are several snapshots at one iteration (one was trained again elsewhere), the oldest is taken, so that all that start there
+    start from the same bits.
     """
+    parent = above.planned
     if stage.parent_iter is None:
-        return Source(parent, (parent.end,) if parent.end is not None else (), alike)
-    at = [ref for ref in usable if ref.iter == stage.parent_iter]
-    return Source(parent, tuple(sorted(at, key=lambda ref: ref.attempt)), alike)
+        return Source(parent, (parent.end,) if parent.end is not None else (), alike, above.source)
+    at = [ref for ref in above.usable if ref.iter == stage.parent_iter]
+    return Source(parent, tuple(sorted(at, key=lambda ref: ref.attempt)), alike, above.source)
 
 
-def points_of(schedule: Schedule, usable: Mapping[str, tuple[SnapshotRef, ...]]) -> dict[tuple[str, int], SnapshotRef]:
-    """The snapshots before a stage's end that ensembles are made from, the oldest as in `source_of`. `usable`: by stage, what counts."""
+def points_of(schedule: Schedule, decided: Mapping[str, Decision]) -> dict[tuple[str, int], SnapshotRef]:
+    """The snapshots before a stage's end that ensembles are made from, the oldest as in `source_of`."""
     wanted = {point for ensemble in schedule.ensembles for point in ensemble.points}
-    found = {(stage, iter): oldest_at(iter, usable[stage]) for stage, iter in wanted if iter is not None}
+    found = {(stage, iter): oldest_at(iter, decided[stage].usable) for stage, iter in wanted if iter is not None}
     return {point: ref for point, ref in found.items() if ref is not None}
 
 
@@ -83,24 +111,17 @@ def points_averaged(schedule: Schedule, stage: Stage) -> tuple[tuple[str, int | 
     return schedule.ensemble(stage.average).points if stage.average is not None else ()
 
 
-def at(iter: int | None, planned: PlannedStage, usable: tuple[SnapshotRef, ...]) -> SnapshotRef | None:
-    """The snapshot of a stage at an iteration, None for its end, as far as it is there."""
-    return planned.end if iter is None else oldest_at(iter, usable)
-
-
-def left_off(stage: Stage, sources: Mapping[str, Source | None]) -> tuple[int, int, bool]:
+def left_off(stage: Stage, source: Source | None) -> tuple[int, int, bool]:
     """Where the stage goes on in its training set: the images of it that the last stage with that set consumed up to where the path
     leaves it, and those that rollbacks have left out there; and whether that is the most it can be, because `early_stop` may yet end a
-    stage before. `sources` are those of the stage and all above it.
+    stage before.
 
     Where a stage is not there yet, or has lost that place, it has left out as many as so far.
     """
-    source = sources[stage.name] if stage.solver.carry_data else None
     below = stage
     while source is not None and not source.parent.stage.data.train.same(stage.data.train):
-        below = source.parent.stage
-        source = sources[below.name]
-    if source is None:
+        below, source = source.parent.stage, source.above
+    if source is None or not stage.solver.carry_data:
         return 0, 0, False
     parent = source.parent
     iterations, batch_size = parent.stage.solver.max_iter, parent.stage.solver.batch_size
@@ -113,33 +134,33 @@ def left_off(stage: Stage, sources: Mapping[str, Source | None]) -> tuple[int, i
 
 
 def taught_by(stage: Stage, teacher: PlannedStage, inventory: Inventory) -> Stage:
-    """The stage with the id of its teacher's end in its identity; '' where no one knows what that will be. An end that is gone, of a
-    teacher that is as it was, will be what it was: that of the stage's newest snapshot."""
+    """Return the stage with the id of its teacher's final snapshot in its identity; '' if unknown. If an unchanged teacher lost its final
+    snapshot, assume that retraining reproduces the id which the stage's newest snapshot recorded."""
     found = teacher.end.id if teacher.end is not None else ""
     own = inventory.of(stage.name)
     if not found and own and teacher.comes_to_the_same_end:
         before = own[-1].identity.get(TEACHER, "")
-        found = before if all(ref.id != before for ref in inventory.snapshots) else ""
+        found = before if before not in inventory.ids else ""
     return replace(stage, identity={**stage.identity, TEACHER: found})
 
 
 def averaged_from(
     stage: Stage,
-    members: Sequence[tuple[PlannedStage, int | None, SnapshotRef | None]],
-    alike: Mapping[tuple[str, int | None], frozenset[str]],
+    members: Sequence[tuple[Decision, int | None, SnapshotRef | None]],
+    alike: Sequence[frozenset[str]],
     inventory: Inventory,
 ) -> Stage:
     """The stage with the ids of the snapshots that it is averaged from in its identity, as `taught_by`; '' where one is not known. `alike`:
-    `same_weights` of each stage and iteration."""
+    `same_weights` of each member."""
     own = inventory.of(stage.name)
     before = own[-1].identity.get(AVERAGE_OF, "").split() if own else []
     before = before if len(before) == len(members) else [""] * len(members)
-    there = {ref.id for ref in inventory.snapshots}
     ids = []
-    for (planned, iter, ref), id in zip(members, before, strict=True):
+    for (member, iter, ref), same_ids, id in zip(members, alike, before, strict=True):
+        planned = member.planned
         same = planned.comes_to_the_same_end if iter is None else planned.comes_by_the_same
-        comes_again = same and id not in there
-        if id in alike[planned.stage.name, iter]:
+        comes_again = same and id not in inventory.ids
+        if id in same_ids:
             ids.append(id)
         else:
             ids.append(ref.id if ref is not None else id if comes_again else "")
@@ -147,7 +168,7 @@ def averaged_from(
 
 
 def counts(ref: SnapshotRef, stage: Stage, source: Source | None, inventory: Inventory) -> bool:
-    """Whether the stage, trained now, would come by this snapshot."""
+    """Return whether training the stage now would produce this snapshot."""
     changed = set(changed_fields(ref, stage))
     if source is None:
         came_from = ref.parent == ""
@@ -158,15 +179,15 @@ def counts(ref: SnapshotRef, stage: Stage, source: Source | None, inventory: Inv
         # The parent has lost that snapshot (damaged, or deleted). Unchanged, it will come to the same bits, and if not,
         # the next plan sees another id. What is still there did not get lost: the end of another stage, or that of an
         # older definition of a parent that is half trained again.
-        lost = ref.parent != "" and all(ref.parent != other.id for other in inventory.snapshots)
+        lost = ref.parent != "" and ref.parent not in inventory.ids
         parent = source.parent
         came_from = lost and (parent.comes_to_the_same_end if stage.parent_iter is None else parent.comes_by_the_same)
     return came_from and not changed and ref.iter <= stage.solver.max_iter
 
 
 def unless_over(refs: tuple[SnapshotRef, ...], own: tuple[SnapshotRef, ...], stage: Stage) -> tuple[SnapshotRef, ...]:
-    """The snapshots that count for the stage, without those of a shorter one whose end is among its `own` and doesn't: from before it
-    that would be trained again, unasked."""
+    """Return the snapshots that count, without those of an earlier, shorter version of the stage whose final snapshot, among its `own`, no
+    longer counts: resuming before that would retrain the end, unasked."""
     over = {
         ref.identity.get(MAX_ITER)
         for ref in own
@@ -176,8 +197,8 @@ def unless_over(refs: tuple[SnapshotRef, ...], own: tuple[SnapshotRef, ...], sta
 
 
 def of_these_images(refs: tuple[SnapshotRef, ...], stage: Stage, schedule: Schedule) -> tuple[SnapshotRef, ...]:
-    """The snapshots that count for the stage, without those trained on other images than are there now, where one of them is its end.
-    A stage that is half trained continues with what is there, and `run` says that it is EQUIVALENT."""
+    """Return the snapshots that count; if the stage's final snapshot was trained on other images than are there now, without those that were.
+    A half-trained stage continues with the images that are there, and `run` says that it is EQUIVALENT."""
     now, last = schedule.sets.get(stage.data.train.path, ""), stage.solver.max_iter
 
     def other(ref: SnapshotRef) -> bool:
@@ -194,11 +215,11 @@ def of_these_images(refs: tuple[SnapshotRef, ...], stage: Stage, schedule: Sched
 
 
 def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
-    """The fields of identity in which a snapshot was made from something else than the stage is now.
+    """Return the fields of identity in which the stage differs from the one that a snapshot was made with.
 
-    A field that the snapshot's version of stagerun did not know had its default then, and one that counted there and does not any
-    more is as good with any value: an upgrade makes nothing stale. Nor does what is written in another way and means the same, or
-    what the stage doesn't read: where it did, before, the field that says so has changed.
+    An upgrade makes nothing stale: a field that the snapshot's version of stagerun did not know had its default then, and a field that no
+    longer counts may have any value. Fields that are written in another way and mean the same don't differ, nor do fields that the stage
+    doesn't read: if it read one before, the field that decides this has changed.
     """
     given = FILES & stage.origins.keys()  # a file that is not there has no digest, and is weights nevertheless
     if ref.identity == stage.identity and given <= ref.identity.keys():
@@ -231,104 +252,6 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
     return sorted(field for field in had.keys() | has.keys() | given if changed(field))
 
 
-def why_stale(
-    schedule: Schedule, stage: Stage, source: Source | None, own: tuple[SnapshotRef, ...], inventory: Inventory
-) -> tuple[str, tuple[Change, ...]]:
-    """The reason in words, and the fields that differ. `own` are the stage's snapshots, none of which counts."""
-    newest = max(own, key=lambda ref: (ref.attempt, ref.iter))
-    changed = changed_fields(newest, stage)
-    changes = tuple(_change(field, newest, stage) for field in changed if field not in (FROM_ITER, TEACHER, AVERAGE_OF))
-    images = _other_images(newest, stage, schedule)
-    if changed == [MAX_ITER] and newest.iter < stage.solver.max_iter and (differs := what_differs(newest, stage)):
-        return f"its max_iter was changed, and it can't go on from what was trained: {differs}", changes + images
-    if changes:
-        return (
-            "its definition has changed since it was trained: it was edited, or `run` had a --set that isn't given here",
-            changes + images,
-        )
-    if images:
-        return "the training images have changed since it was trained", images
-    if TEACHER in changed:
-        return _other_teacher(newest, stage, inventory), ()
-    if AVERAGE_OF in changed:
-        return _other_average(newest, stage), ()
-    if source is None:
-        return "it was trained from another stage, and now starts from the seed", ()
-    now = stage.starts_from
-    if text := _from_old_end(newest, stage, source, inventory):
-        return text, ()
-    if newest.parent == "":
-        return f"it was trained from the seed, and now starts from `{now}`", ()
-    before = next((ref.stage for ref in inventory.snapshots if ref.id == newest.parent), source.parent.stage.name)
-    if before != source.parent.stage.name or FROM_ITER in changed:
-        iter = newest.whole(FROM_ITER, 0) if FROM_ITER in newest.identity else None
-        old = label(before, iter)
-        change = (_change(FROM_ITER, newest, stage),) if FROM_ITER in changed else ()
-        return f"it was trained from `{old}`, and now starts from `{now}`", change
-    if source.at:
-        what = "" if stage.parent_iter is not None else "end of "
-        return f"it was trained from another {what}`{now}`", ()
-    if source.parent.state is State.STALE:
-        return f"its parent `{source.parent.stage.name}` is stale", ()
-    return f"its parent `{source.parent.stage.name}` is to be trained again", ()
-
-
-def _from_old_end(ref: SnapshotRef, stage: Stage, source: Source, inventory: Inventory) -> str:
-    """What is said of a stage that started where its parent, which is longer now, ended; '' of another."""
-    parent = source.parent.stage
-    start = next((other for other in inventory.of(parent.name) if other.id == ref.parent), None)
-    if (
-        stage.parent_iter is not None
-        or start is None
-        or not goes_beyond(start, parent)
-        or changed_fields(start, parent)
-    ):
-        return ""
-    keeps = f' (`from: "{parent.name}@{start.iter}"` keeps it)' if stage.average is None else ""
-    goes = f"goes on from iteration {start.iter} to {parent.solver.max_iter}"
-    return f"it started from the end of `{parent.name}`, which {goes}{keeps}"
-
-
-def raised(ref: SnapshotRef, stage: Stage) -> tuple[Change, ...]:
-    """The change of `max_iter` since a snapshot that counts, if there was one."""
-    return (_change(MAX_ITER, ref, stage),) * (length_before(ref, stage) is not None)
-
-
-def _other_teacher(ref: SnapshotRef, stage: Stage, inventory: Inventory) -> str:
-    teacher, now, before = stage.solver.teacher, stage.identity.get(TEACHER, ""), ref.identity.get(TEACHER, "")
-    old = next((other.stage for other in inventory.snapshots if other.id == before), teacher)
-    if old != teacher:
-        return f"it was taught by `{old}`, and now is by `{teacher}`"
-    return (
-        f"it was taught by another end of `{teacher}`"
-        if now
-        else f"its teacher `{teacher}` is stale, longer now, or to be trained again"
-    )
-
-
-def _other_average(ref: SnapshotRef, stage: Stage) -> str:
-    if stage.average is None:
-        return f"it was trained from an average of snapshots, and now starts from `{stage.starts_from or 'the seed'}`"
-    if AVERAGE_OF not in ref.identity:
-        return f"it was not trained from an average, and now starts from `{stage.average}`"
-    if stage.identity.get(AVERAGE_OF):
-        return f"it was trained from an average `{stage.average}` of other snapshots"
-    return f"snapshots that `{stage.average}` is averaged from are stale, longer now, or to be trained again"
-
-
-def _other_images(ref: SnapshotRef, stage: Stage, schedule: Schedule) -> tuple[Change, ...]:
-    old, new = ref.environment.get(TRAINING_SET, ""), schedule.sets.get(stage.data.train.path, "")
-    place = stage.written("data.train.images", "data.train.source")
-    return (Change(IMAGES, old, new, place),) * (same_set(old, new) is False)
-
-
-def _change(field: str, ref: SnapshotRef, stage: Stage) -> Change:
-    missing = {FROM_ITER: "(the end)", LAST_USED: "(1 stage before)"}.get(field) or unsaid(field) or "(none)"
-    old, new = ref.identity.get(field, missing), stage.identity.get(field, missing)
-    name = field.removeprefix("solver.")
-    return Change("from" if field == FROM_ITER else name, old, new, stage.written(field))
-
-
 # -- snapshots by what they are, not by what they are called
 #
 # What a snapshot depends on does not include the stage's name. So a snapshot under a name that the schedule doesn't have belongs to
@@ -341,11 +264,12 @@ def found_for(stage: Stage, source: Source | None, inventory: Inventory, known: 
     Where the snapshot that it came from is gone, nothing shows that it came from this parent, and it stays what it was. One end is
     enough, the stage's own first: so two stages that were trained alike each find their own.
     """
-    if source is not None and not source.at:
+    strangers = [name for name in inventory.by_stage if name not in known]
+    if not strangers or (source is not None and not source.at):
         return inventory
     length, found = stage.solver.max_iter, dict[str, str]()
     ended = any(ref.ends(length) for ref in inventory.of(stage.name) if counts(ref, stage, source, inventory))
-    for name in dict.fromkeys(ref.stage for ref in inventory.snapshots if ref.stage not in known):
+    for name in strangers:
         fitting = [ref for ref in inventory.of(name) if counts(ref, stage, source, inventory)]
         ends = any(ref.ends(length) for ref in fitting)
         if not (ends and ended):
@@ -389,11 +313,6 @@ def lineage(schedule: Schedule, plan: Plan, planned: PlannedStage) -> list[Snaps
 # -- where `on_nan: ROLLBACK` goes back to
 
 
-def scheduled(iter: int, every: int, branches: Collection[int]) -> bool:
-    """Whether a run that nothing interrupts has a snapshot of the stage there. One that a stop made at such a place is as good."""
-    return iter in branches or (every > 0 and iter > 0 and iter % every == 0)
-
-
 def place(iter: int, every: int, branches: Collection[int]) -> int:
     """The iteration that a run which fails after `iter` updates goes back to, if nothing is lost; 0: the stage's start.
 
@@ -414,15 +333,17 @@ def targets(
     """The snapshots that a stage in training at `iter`, with `skipped` images left out so far, may go back to: the first is the one
     to take, the others stand in for it. None: back to the stage's start.
 
-    Snapshots at other places than scheduled ones are passed over: they are there only where someone stopped the run, and the
-    bits must not depend on that. `parent` is the id of what the stage started from.
+    Snapshots at other places than those where a run that nothing interrupts has one are passed over: they are there only where someone
+    stopped the run, and the bits must not depend on that. One that a stop made at such a place is as good. `parent` is the id of what the
+    stage started from.
     """
-
-    def its_own(ref: SnapshotRef) -> bool:
-        return ref.parent == parent and not changed_fields(ref, stage) and (ref.skipped, ref.iter) <= (skipped, iter)
-
     every = stage.solver.snapshot
-    own = [ref for ref in inventory.of(stage.name) if scheduled(ref.iter, every, branches) and its_own(ref)]
+
+    def fits(ref: SnapshotRef) -> bool:
+        is_due = ref.iter in branches or (every > 0 and ref.iter > 0 and ref.iter % every == 0)
+        return is_due and ref.parent == parent and (ref.skipped, ref.iter) <= (skipped, iter)
+
+    own = [ref for ref in inventory.of(stage.name) if fits(ref) and not changed_fields(ref, stage)]
     return tuple(sorted(own, key=how_far, reverse=True))
 
 
@@ -433,7 +354,7 @@ BESIDE = " + "  # between texts of several validation sets
 
 
 def tested_set(schedule: Schedule, stage: Stage) -> str:
-    """Which validation images the stage has, as far as someone has looked: texts of `lmdb_file.set_of`."""
+    """Which validation images the stage has, as far as someone has looked: texts of `image_sets.set_of`."""
     return BESIDE.join(schedule.sets.get(val.path, "") for val in stage.data.val)
 
 

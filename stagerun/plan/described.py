@@ -1,11 +1,36 @@
-"""How a stage's weights are updated and its images transformed, in a few words, and which of its settings are read. Pure."""
+"""How a stage's weights are updated, its images transformed and its replicas brought together, in a few words, and which of its settings are
+read. Pure."""
 
 import enum
+from dataclasses import dataclass
 
-from stagerun.base.recipe import LossType, MomentumForm, Normalization, OnNan, PadMode, Solver, Stage, Transform
-from stagerun.base.text import apart
+from stagerun.base.recipe import (
+    LossType,
+    MomentumForm,
+    Normalization,
+    OnNan,
+    PadMode,
+    Schedule,
+    Solver,
+    Stage,
+    SyncMethod,
+    SyncMomentum,
+    SyncRule,
+    Transform,
+)
+from stagerun.base.text import apart, count
 from stagerun.language.values import layout
-from stagerun.schedule import POLICIES, SOLVER_TYPES, fields_read, own_fields
+from stagerun.schedule import (
+    POLICIES,
+    SOLVER_TYPES,
+    boundaries,
+    fields_read,
+    learning_rate,
+    own_fields,
+    parting,
+    synchronisations,
+    warm_up_end,
+)
 
 
 def loss(solver: Solver) -> str:
@@ -156,3 +181,96 @@ def short(value: object, digits: int) -> str:
     fields = getattr(value, "__dataclass_fields__", {})
     inner = " ".join(f"{name}: {getattr(getattr(value, name), 'value', getattr(value, name))}" for name in fields)
     return "{ " + inner + " }"
+
+
+# -- where the learning rate is not one policy's: where a stage leaves its parent, and where its warm-up ends
+
+# A learning rate that is off by more than this share, where one would expect it to go on, jumps.
+JUMP = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Where the learning rate is not one policy's: `before` is the rate of the update before `iter`, `after` that of the
+    one at `iter`. `place` is the parent's name at iteration 0, and `warm-up` where a warm-up ends. Rates of `plateau` are those
+    before any drop."""
+
+    place: str
+    iter: int
+    before: float
+    after: float
+
+
+def joints(schedule: Schedule, stage: Stage) -> list[Joint]:
+    """The stage's joints, in the order of its iterations; jumps or not."""
+    solver = stage.solver
+    rate = learning_rate(solver)
+    found = []
+    if stage.parent is not None:
+        parent = schedule.stage(stage.parent).solver
+        found.append(Joint(stage.parent, 0, learning_rate(parent)(schedule.start_iter(stage) - 1), rate(0)))
+    end = warm_up_end(solver)
+    if stage.begins < end < solver.max_iter:
+        found.append(Joint("warm-up", end, rate(end - 1), rate(end)))
+    return found
+
+
+def jumps(schedule: Schedule, stage: Stage, joint: Joint) -> bool:
+    """Whether the rate is off: a ramp ends at base_lr, whatever its last step is; a child goes on with its parent's rate, and how far that
+    of a `plateau` has come down is unknown."""
+    if not joint.iter and schedule.stage(joint.place).solver.lr_policy == "plateau":
+        return False
+    due = stage.solver.base_lr if joint.iter else joint.before
+    return abs(joint.after - due) > JUMP * due
+
+
+# -- when replicas meet
+
+# So many of a stage's synchronisations are named.
+NAMED = 5
+
+
+def replicas(solver: Solver) -> str:
+    """`4, LOCAL, by QSR with alpha 0.2 every 4 or more iterations, from iteration 780: 312 synchronisations, every 26.3 iterations on
+    average: 784, 788, ...`; the average is that of QSR alone"""
+    sync = solver.sync
+    assert sync is not None and sync.period is not None
+    every = f"every {count(sync.period, 'iteration')}"
+    if sync.rule is SyncRule.QSR:
+        every = f"by QSR with alpha {sync.alpha:g} every {sync.period} or more iterations"
+    parts = [str(sync.replicas), sync.method.value, every]
+    parts += ["momentum averaged"] if sync.momentum is SyncMomentum.AVERAGE else []
+    if sync.method is SyncMethod.DILOCO and sync.outer is not None:
+        parts.append(f"outer {sync.outer.type} at {sync.outer.base_lr:g} with momentum {sync.outer.momentum:g}")
+    start, found = parting(solver), synchronisations(solver)
+    parts += [f"from iteration {start}"] if start else []
+    mean = (solver.max_iter - start) / max(len(found), 1)
+    named = ", ".join(map(str, found[:NAMED])) + (", ..." if len(found) > NAMED else "")
+    mostly = f", every {mean:.4g} iterations on average" if sync.rule is SyncRule.QSR else ""
+    often = f"{count(len(found), 'synchronisation')}{mostly}: {named}"
+    return f"{', '.join(parts)}: {often}"
+
+
+def pushes(schedule: Schedule, stage: Stage) -> list[str]:
+    """The same of a stage with `ASYNC`, a line each: who pushes what; the boundaries; what the bits hang on."""
+    solver, sync = stage.solver, stage.solver.sync
+    assert sync is not None
+    found = boundaries(solver, schedule.branch_points(stage.name))
+    named = ", ".join(map(str, found[:NAMED])) + (", ..." if len(found) > NAMED else "")
+    return [
+        f"replicas: {sync.replicas}, ASYNC: each pushes iterations of {count(solver.batch_size, 'image')}, at most "
+        f"{count(sync.max_staleness or 0, 'update')} behind",
+        f"all iterations before are applied, and none after has started, at {named}",
+        "the order of pushes isn't known beforehand, and bits hang on it: `run --replay OUT` trains in that of OUT again",
+    ]
+
+
+def starts_between(schedule: Schedule, stage: Stage) -> str:
+    """What a stage starts from whose parent's replicas haven't met there; '' for any other."""
+    if stage.parent is None:
+        return ""
+    solver, at = schedule.stage(stage.parent).solver, schedule.start_iter(stage)
+    if solver.sync is None or solver.asynchronous or at <= parting(solver) or at in synchronisations(solver):
+        return ""
+    met = max((i for i in synchronisations(solver) if i < at), default=parting(solver))
+    return f"starts from the average of {solver.sync.replicas} replicas, {count(at - met, 'iteration')} after they last met"

@@ -36,49 +36,34 @@ class PlannedEnsemble:
 
 def plan_ensembles(plan: Plan, results: Mapping[str, EnsembleTested]) -> tuple[PlannedEnsemble, ...]:
     """`results` by the ensemble's name; one that was made from something else than is there now does not count."""
-    return tuple(_plan_ensemble(plan, ensemble, results.get(ensemble.name)) for ensemble in plan.schedule.ensembles)
-
-
-def _plan_ensemble(plan: Plan, ensemble: Ensemble, result: EnsembleTested | None) -> PlannedEnsemble:
     by_name = {s.stage.name: s for s in plan.stages}
-    stages = [by_name[name] for name in dict.fromkeys(name for name, _ in ensemble.points)]
-    if off := [s.stage.name for s in stages if not s.stage.enabled]:
-        why = f"{listed(off)} {'is' if len(off) == 1 else 'are'} not enabled"
-        return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.OFF, why=why)
-    members = snapshots_of(plan, ensemble)
-    if left := [member for member in ensemble.members if member not in members]:
-        return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.WAITING, why=f"for {listed(in_words(left))}")
-    return _with_result(plan, ensemble, tuple(members.values()), result)
 
-
-def snapshots_of(plan: Plan, ensemble: Ensemble) -> dict[str, SnapshotRef]:
-    """What the ensemble is made from, by member, as far as it is there."""
-    ends = {s.stage.name: s.end for s in plan.stages}
-    found = (ends[stage] if iter is None else plan.points.get((stage, iter)) for stage, iter in ensemble.points)
-    return {member: ref for member, ref in zip(ensemble.members, found, strict=True) if ref is not None}
-
-
-def _with_result(
-    plan: Plan, ensemble: Ensemble, members: tuple[SnapshotRef, ...], result: EnsembleTested | None
-) -> PlannedEnsemble:
-    if result is None:
-        return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.READY, members=members)
-    now = made_from(plan.schedule, ensemble, members)
-    result = _with_names(result, ensemble) if result.snapshots == now["snapshots"] else result
-    changed = [name for name, value in now.items() if getattr(result, name) != value and name != "tested_on"]
-    first = plan.schedule.stage(ensemble.points[0][0])
-    if not tested_alike(plan.schedule, first, result.tested_on, result.tested_set):
-        changed.append("tested_on")
-    if changed:
-        why = f"evaluated with {listed([_WORDS[name] for name in changed])}"
+    def planned(ensemble: Ensemble) -> PlannedEnsemble:
+        stages = dict.fromkeys(name for name, _ in ensemble.points)
+        if off := [name for name in stages if not by_name[name].stage.enabled]:
+            why = f"{listed(off)} {'is' if len(off) == 1 else 'are'} not enabled"
+            return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.OFF, why=why)
+        found = [by_name[s].end if iter is None else plan.points.get((s, iter)) for s, iter in ensemble.points]
+        if left := [member for member, ref in zip(ensemble.members, found, strict=True) if ref is None]:
+            return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.WAITING, why=f"for {listed(in_words(left))}")
+        members = tuple(ref for ref in found if ref is not None)
+        result = results.get(ensemble.name)
+        why = ""
+        if result is not None:
+            now = made_from(plan.schedule, ensemble, members)
+            if result.snapshots == now["snapshots"]:  # under the names that their stages have now
+                names = dict(zip(result.members, ensemble.members, strict=True))
+                result = replace(result, members=ensemble.members, best=names.get(result.best, result.best))
+            changed = [name for name, value in now.items() if getattr(result, name) != value and name != "tested_on"]
+            first = plan.schedule.stage(ensemble.points[0][0])
+            if not tested_alike(plan.schedule, first, result.tested_on, result.tested_set):
+                changed.append("tested_on")
+            if not changed:
+                return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.DONE, members=members, result=result)
+            why = f"evaluated with {listed([_WORDS[name] for name in changed])}"
         return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.READY, members=members, why=why)
-    return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.DONE, members=members, result=result)
 
-
-def _with_names(result: EnsembleTested, ensemble: Ensemble) -> EnsembleTested:
-    """The result of the same snapshots, under the names that their stages have now."""
-    names = dict(zip(result.members, ensemble.members, strict=True))
-    return replace(result, members=ensemble.members, best=names.get(result.best, result.best))
+    return tuple(map(planned, plan.schedule.ensembles))
 
 
 _WORDS = {
@@ -146,27 +131,16 @@ def _left(schedule: Schedule, ensemble: Ensemble, speeds: Mapping[str, Speed]) -
 
 
 def ensembles_text(ensembles: Sequence[PlannedEnsemble]) -> str:
-    """A table, and what to know; '' without ensembles."""
+    """A table, and what evaluating each of those to come takes; '' without ensembles."""
     if not ensembles:
         return ""
-    return "\n".join([*columns(ensembles_rows(ensembles)), *(f"  {cost}" for cost in ensembles_costs(ensembles))])
-
-
-def ensembles_rows(ensembles: Sequence[PlannedEnsemble]) -> list[Sequence[str]]:
-    """The table, with its head."""
-    return [
-        ("ensemble", "rule", "members", "state"),
-        *(
-            (e.ensemble.name, rule_in_words(e.ensemble), ", ".join(in_words(e.ensemble.members)), _state_in_words(e))
-            for e in ensembles
-        ),
-    ]
-
-
-def ensembles_costs(ensembles: Sequence[PlannedEnsemble]) -> list[str]:
-    """What evaluating each of those to come takes."""
+    rows: list[Sequence[str]] = [("ensemble", "rule", "members", "state")]
+    for one in ensembles:
+        members = ", ".join(in_words(one.ensemble.members))
+        rows.append((one.ensemble.name, rule_in_words(one.ensemble), members, _state_in_words(one)))
     waiting = EnsembleState.READY, EnsembleState.WAITING
-    return [f"{e.ensemble.name}: {at_once(e.ensemble)}" for e in ensembles if e.state in waiting]
+    costs = [f"  {e.ensemble.name}: {at_once(e.ensemble)}" for e in ensembles if e.state in waiting]
+    return "\n".join([*columns(rows), *costs])
 
 
 def rule_in_words(ensemble: Ensemble) -> str:

@@ -200,7 +200,7 @@ def _lessons(stages: Sequence[str]) -> str:
 def not_known(
     schedule: Schedule, test: float | None, blocked: float | None, start: float | None, opening: float | None
 ) -> tuple[str, ...]:
-    """What of these is None, in words."""
+    """Name the costs that weren't measured: those that are None."""
     found = []
     if test is None and schedule.validation_sets:
         found.append("evaluations")

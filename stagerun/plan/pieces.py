@@ -5,50 +5,43 @@ has passed that place already: then it is trained again from the newest of its s
 there and no further. Its other snapshots and its end stay as they are.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from stagerun.base.snapshots import SnapshotRef, how_far
-from stagerun.plan.counting import Source
+from stagerun.plan.counting import Decision
 from stagerun.plan.planned import Lost, PlannedStage, State
 
 
-def pieces(
-    planned: Mapping[str, PlannedStage],
-    usable: Mapping[str, tuple[SnapshotRef, ...]],
-    sources: Mapping[str, Source | None],
-    missing: Iterable[tuple[str, str, int]] = (),
-) -> tuple[PlannedStage, ...]:
-    """In running order. `planned` has all stages, in that order; `usable` and `sources` are by stage. `missing`: ensemble, stage and
-    iteration of each snapshot that an ensemble lacks."""
+def pieces(decided: Mapping[str, Decision], missing: Iterable[tuple[str, str, int]]) -> tuple[PlannedStage, ...]:
+    """In running order, as the decisions are. `missing`: ensemble, stage and iteration of each snapshot that an ensemble lacks."""
     wanted: dict[str, dict[int, list[str]]] = {}  # by stage and iteration, who starts there
     for ensemble, above, iter in missing:
-        if has_passed(planned[above], iter):
+        if has_passed(decided[above].shown, iter):
             wanted.setdefault(above, {}).setdefault(iter, []).append(ensemble)
     found: list[PlannedStage] = []
     # Children first: a piece from a stage's start may need a piece of the stage above.
-    for stage in reversed(list(planned.values())):
-        name = stage.stage.name
-        begins = stage.state is State.FRESH
+    for decision in reversed(list(decided.values())):
+        name, begins = decision.shown.stage.name, decision.shown.state is State.FRESH
         if name in wanted:
-            made = _of(stage, wanted[name], usable[name], sources[name])
+            made = _of(decision, wanted[name])
             begins = begins or made[0].state is State.FRESH
             found = [*made, *found]
-        parent, leaves, source = stage.stage.parent, stage.stage.parent_iter, sources[name]
-        waits = begins and source is not None and not source.at
-        if waits and parent is not None and leaves is not None and has_passed(planned[parent], leaves):
-            wanted.setdefault(parent, {}).setdefault(leaves, []).insert(0, name)
+        source, leaves = decision.source, decision.shown.stage.parent_iter
+        if begins and leaves is not None and source is not None and not source.at:
+            parent = source.parent.stage.name
+            if has_passed(decided[parent].shown, leaves):
+                wanted.setdefault(parent, {}).setdefault(leaves, []).insert(0, name)
     return tuple(found)
 
 
 def has_passed(parent: PlannedStage, iter: int) -> bool:
-    """Whether the stage has that iteration behind it, so that it doesn't come by there any more."""
+    """Return whether the stage is past that iteration, so that going on doesn't reach it any more."""
     return parent.state in (State.DONE, State.RESUME, State.NOT_CHOSEN) and parent.iter >= iter
 
 
-def _of(
-    stage: PlannedStage, points: Mapping[int, list[str]], usable: tuple[SnapshotRef, ...], source: Source | None
-) -> list[PlannedStage]:
+def _of(decision: Decision, points: Mapping[int, list[str]]) -> list[PlannedStage]:
+    stage, source, usable = decision.shown, decision.source, decision.usable
     made: list[PlannedStage] = []
     for point in sorted(points):
         before = [ref for ref in usable if ref.iter < point]
@@ -57,23 +50,17 @@ def _of(
         if made and made[-1].until is not None and (newest.iter if newest else 0) <= made[-1].until:
             made[-1] = replace(made[-1], until=point, children=made[-1].children + children)
             continue
-        made.append(
-            PlannedStage(
-                stage=stage.stage,
-                state=State.FRESH if newest is None else State.RESUME,
-                iter=newest.iter if newest else 0,
-                position=stage.position,
-                at_most=stage.at_most,
-                skipped=newest.skipped if newest else stage.skipped_before,
-                skipped_before=stage.skipped_before,
-                start=newest or (source.start if source else None),
-                until=point,
-                children=children,
-                like=_first_behind(point, usable),
-                teacher=stage.teacher,
-                averaged=stage.averaged,
-            )
+        again = replace(
+            stage,
+            state=State.FRESH if newest is None else State.RESUME,
+            iter=newest.iter if newest else 0,
+            skipped=newest.skipped if newest else stage.skipped_before,
+            start=newest or (source.start if source else None),
+            until=point,
+            children=children,
+            like=_first_behind(point, usable),
         )
+        made.append(replace(again, end=None, why="", changes=(), again=False))
     return made
 
 
@@ -92,34 +79,29 @@ def _first_behind(point: int, usable: tuple[SnapshotRef, ...]) -> SnapshotRef | 
 # In another one it comes to others, and the stage is stale from then on. So `run` says that, and asks, before it trains anything.
 
 
-def lost_points(
-    planned: Mapping[str, PlannedStage],
-    pieces: Iterable[PlannedStage],
-    usable: Mapping[str, tuple[SnapshotRef, ...]],
-    sources: Mapping[str, Source | None],
-    named: Collection[str],
-    lacking: Mapping[str, Sequence[tuple[str, int | None]]],
-) -> tuple[Lost, ...]:
-    """Those that this plan trains again, on a stage's own way or in a piece of it. `planned` has all stages, in running order;
-    `usable` and `sources` are by stage, and so is `lacking`: what is gone of the snapshots that it is averaged from."""
+def lost_points(decided: Mapping[str, Decision], pieces: Iterable[PlannedStage]) -> tuple[Lost, ...]:
+    """Return the lost snapshots that this plan reproduces, by training a stage or a piece of one. The decisions are in running order."""
     children: dict[tuple[str, int | None], list[str]] = {}
-    for name, child in planned.items():
-        source = sources[name]
-        parent = source.parent if source is not None and not (source.at or source.alike) else None
-        comes = parent is not None and (child.stage.parent_iter is not None or parent.comes_to_the_same_end)
-        gone = [(parent.stage.name, child.stage.parent_iter)] if parent is not None and comes else []
-        if usable[name] and child.state is not State.DISABLED:
-            for place in dict.fromkeys([*gone, *lacking[name]]):
-                children.setdefault(place, []).append(name)
-    work = [w for w in (*pieces, *planned.values()) if w.iterations_left]
+    for name, child in decided.items():
+        if not child.usable or child.shown.state is State.DISABLED:
+            continue
+        source, at = child.source, child.shown.stage.parent_iter
+        gone = list(child.lacking)
+        nowhere = source is not None and not (source.at or source.alike)
+        if source is not None and nowhere and (at is not None or source.parent.comes_to_the_same_end):
+            gone.insert(0, (source.parent.stage.name, at))
+        for place in dict.fromkeys(gone):
+            children.setdefault(place, []).append(name)
+    if not children:
+        return ()
+    work = [w for w in (*pieces, *(one.shown for one in decided.values())) if w.iterations_left]
     found: list[Lost] = []
     for (name, parent_iter), names in children.items():
-        parent = planned[name]
-        iter = parent.stage.solver.max_iter if parent_iter is None else parent_iter
+        iter = decided[name].shown.stage.solver.max_iter if parent_iter is None else parent_iter
         again = next((w for w in work if w.stage.name == name and w.iter < iter <= w.last), None)
         if again is not None:
-            asked = tuple(n for n in names if n in named)
-            like = _like(again, [ref for n in names for ref in usable[n]])
+            asked = tuple(n for n in names if decided[n].redo)
+            like = _like(again, [ref for n in names for ref in decided[n].usable])
             found.append(Lost(name, iter, parent_iter is None, tuple(names), asked, like))
     return tuple(found)
 

@@ -72,12 +72,12 @@ class PlannedStage:
 
     @property
     def comes_by_the_same(self) -> bool:
-        """Whether a snapshot of it that was there and is gone will be made again."""
+        """Whether training the stage reproduces a snapshot of it that is gone."""
         return self.state is not State.STALE and not self.again
 
     @property
     def comes_to_the_same_end(self) -> bool:
-        """The same of its end, which is another one where the stage has another length since."""
+        """Whether training the stage reproduces its final snapshot: not if its length has changed since."""
         ref = self.start if self.state is State.RESUME else None
         return self.comes_by_the_same and (ref is None or length_before(ref, self.stage) is None)
 
@@ -184,7 +184,7 @@ class Plan:
             if not planned.iterations_left:
                 continue
             if planned.start is None and self.pieces:
-                path = {planned.stage.name, planned.stage.average, *self._above(planned.stage)}
+                path = {planned.stage.name, planned.stage.average, *self.ancestors(planned.stage)}
                 found += [p for p in self.pieces if p not in found and not path.isdisjoint(p.children)]
             found.append(planned)
         return (*found, *(piece for piece in self.pieces if piece not in found))
@@ -230,7 +230,7 @@ class Plan:
         """`412 of 4143 iterations`: what is to do, of all."""
         return f"{between(self.least_left, self.iterations_left)} of {iterations_text(self.least, self.iterations)}"
 
-    def _above(self, stage: Stage) -> set[str]:
+    def ancestors(self, stage: Stage) -> set[str]:
         found: set[str] = set()
         while stage.parent is not None and stage.parent not in found:
             found.add(stage.parent)

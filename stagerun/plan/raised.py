@@ -18,17 +18,17 @@ def length_before(ref: SnapshotRef, stage: Stage) -> int | None:
 
 
 def goes_beyond(ref: SnapshotRef, stage: Stage) -> bool:
-    """Whether the stage ended with the snapshot when it was shorter."""
+    """Return whether the snapshot was the final one of an earlier, shorter version of the stage."""
     return not ref.ended and ref.iter == length_before(ref, stage) and ref.iter < stage.solver.max_iter
 
 
 def on_the_way(ref: SnapshotRef, stage: Stage) -> bool:
-    """Whether a snapshot that differs from the stage in `max_iter` alone is one that the stage comes by."""
+    """Return whether training the stage now reproduces a snapshot that differs from it in `max_iter` alone."""
     return length_before(ref, stage) is not None and not what_differs(ref, stage)
 
 
 def what_differs(ref: SnapshotRef, stage: Stage) -> str:
-    """Why such a snapshot of a shorter or longer stage is not on the stage's way, in words; '' if it is."""
+    """Say why training the stage now does not reproduce such a snapshot of a shorter or longer version; '' if it does."""
     before, now = length_before(ref, stage), stage.solver.max_iter
     if before is None:
         return ""

@@ -1,13 +1,11 @@
 """A schedule cut down to a rehearsal: every stage, a handful of iterations, one device batch per worker. Pure."""
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from stagerun.base.recipe import Data, Ensemble, Model, Sampling, Schedule, Source, Stage, SyncStart, Transform
 from stagerun.language.code import digest
 from stagerun.language.networks import known_of
-from stagerun.plan.counting import points_averaged
 from stagerun.schedule.image_size import at_largest, largest_crop_size
 
 
@@ -40,24 +38,6 @@ def synthetic_images(schedule: Schedule) -> Synthetic:
     side = max([*(largest_crop_size(t) or 0 for t in transforms), *(max(m.input_shape[1:], default=0) for m in nets)])
     side = side or max(32, *(known_of(s.model).smallest for s in schedule.stages))
     return Synthetic(side, side, channels, encoded=False)
-
-
-def part_of(schedule: Schedule, names: Collection[str]) -> Schedule:
-    """The stages with these names, those that they start from and are taught by, and the ensembles that these start from; of the others
-    those that one of the names is a member of, if all members are there."""
-    needed: set[str] = set()
-    for stage in reversed(schedule.stages):  # children before what they need
-        if stage.name in names or stage.name in needed:
-            averaged = [name for name, _ in points_averaged(schedule, stage)]
-            needed |= {name for name in (stage.name, stage.parent, stage.solver.teacher, *averaged) if name is not None}
-    stages = tuple(stage for stage in schedule.stages if stage.name in needed)
-    averages = {stage.average for stage in stages}
-
-    def wanted(ensemble: Ensemble) -> bool:
-        of = {name for name, _ in ensemble.points}
-        return ensemble.name in averages or (needed >= of and not of.isdisjoint(names))
-
-    return replace(schedule, stages=stages, ensembles=tuple(filter(wanted, schedule.ensembles)))
 
 
 def rehearsal(
@@ -125,23 +105,6 @@ def _ensemble_cut(ensemble: Ensemble, schedule: Schedule, iters: int) -> Ensembl
 
     members = tuple(dict.fromkeys(cut(*point) for point in ensemble.points))
     return replace(ensemble, members=members, batch_norm_iter=min(iters, ensemble.batch_norm_iter))
-
-
-def interruptible(schedule: Schedule, iters: int, logical_workers: int, device_batch: int | None) -> Schedule:
-    """The rehearsal with as many device batches per iteration as asked for, and snapshots inside the stages: wherever a run of it is
-    interrupted, the next most often continues inside a stage."""
-    short = rehearsal(schedule, iters, logical_workers, device_batch)
-
-    def saved(stage: Stage) -> Stage:
-        return replace(stage, solver=replace(stage.solver, snapshot=max(1, stage.solver.max_iter // 3)))
-
-    return replace(short, stages=tuple(saved(stage) for stage in short.stages))
-
-
-def enough_logical_workers(schedule: Schedule, workers: int) -> int:
-    """Device batches per iteration for up to `workers`: one more than these, so that one of them adds up several, or as many as the
-    stage with the fewest has."""
-    return min([workers + 1, *(stage.solver.most_workers for stage in schedule.stages if stage.enabled)])
 
 
 def with_sources(schedule: Schedule, train: tuple[str, int], val: tuple[str, int]) -> Schedule:
@@ -218,27 +181,3 @@ def _network_key(model: Model) -> tuple[object, ...]:
     shape = (model.name, model.num_classes, model.channels, model.blur_pool)
     net = (digest([("net", model.net)]),) if model.net is not None else ()
     return (shape, *net, *((model.args, digest(model.sources.files)) if model.sources is not None else ()))
-
-
-def for_speed(schedule: Schedule, name: str, iters: int) -> Schedule:
-    """The schedule with one stage alone, from the seed, of so many whole iterations, and nothing but training in it: whatever its weights
-    are, they stay finite, since they hardly move."""
-    stage = schedule.stage(name)
-    still = replace(
-        stage.solver,
-        base_lr=1e-9,
-        lr_policy="fixed",
-        warmup_iter=0,
-        warmup_start_lr=0.0,
-        policy_start_iter=0,
-        max_iter=iters,
-        transform=at_largest(stage.solver.transform),
-        display=0,
-        snapshot=0,
-        test_interval=0,
-        solverstate=None,
-    )
-    alone = replace(
-        schedule, stages=(replace(stage, solver=still, parent=None, parent_iter=None, average=None),), ensembles=()
-    )
-    return alone.with_data(lambda data: replace(data, scratch=None, val=()))

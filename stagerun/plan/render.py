@@ -11,20 +11,28 @@ from itertools import groupby
 from pathlib import PurePath
 
 from stagerun.base.errors import Problem
-from stagerun.base.recipe import Determinism, Memory, Metric, Sampling, Schedule, Stage, Sync
+from stagerun.base.recipe import Determinism, Memory, Metric, Sampling, Schedule, Stage
 from stagerun.base.shares import told
-from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import apart, between, columns, count, listed
 from stagerun.base.units import epochs
 from stagerun.base.weights import Kind, place_of
+from stagerun.base.wings import wing
 from stagerun.language.values import plain
-from stagerun.plan.described import augmentation, augmentation_changes, crop_size_ramp, described, loss, solver_changes
-from stagerun.plan.gradients import compression
-from stagerun.plan.joints import joints
-from stagerun.plan.meeting import pushes, replicas, starts_between
+from stagerun.plan.described import (
+    augmentation,
+    augmentation_changes,
+    crop_size_ramp,
+    described,
+    joints,
+    loss,
+    pushes,
+    replicas,
+    solver_changes,
+    starts_between,
+)
 from stagerun.plan.plan import Lost, Plan, PlannedStage, State
 from stagerun.plan.planned import iterations_text, label
-from stagerun.plan.weights_table import network_lines
+from stagerun.plan.transfer import network_lines
 from stagerun.schedule import boundaries, learning_rate, make_knobs, synchronisations, warm_up_end
 
 CSV_COLUMNS = ("stage", "iter", "epoch", "lr", "momentum", "weight_decay")
@@ -152,15 +160,11 @@ def going_on(plan: Plan, hours: str = "") -> str:
     said += [f"then {', '.join(work[1:])}"] * bool(work[1:])
     lines = [f"{plan.schedule.name}: {'; '.join(said)}"]
     lines.append(f"{plan.left} to do" + (f", {hours}" if hours else ""))
-    states = State.STALE, State.NOT_CHOSEN
-    notable = (s for s in plan.stages if s.again or s.changes or s.state in states)
-    lines += [f"{s.stage.name}: {', '.join([stage_state(s), *([s.why] * bool(s.why)), *_raised(s)])}" for s in notable]
+    for one in plan.stages:
+        if one.again or one.changes or one.state in (State.STALE, State.NOT_CHOSEN):
+            raised = map(str, one.changes if one.state is State.RESUME else ())  # it goes on all the same
+            lines.append(f"{one.stage.name}: {', '.join([stage_state(one), *filter(None, [one.why]), *raised])}")
     return "\n".join(lines)
-
-
-def _raised(planned: PlannedStage) -> Iterator[str]:
-    """What was changed in a stage that goes on all the same."""
-    yield from map(str, planned.changes if planned.state is State.RESUME else ())
 
 
 def _kept_at(schedule: Schedule, stage: Stage) -> Iterator[str]:
@@ -168,17 +172,13 @@ def _kept_at(schedule: Schedule, stage: Stage) -> Iterator[str]:
     together."""
     found: dict[tuple[str, ...], list[int]] = {}
     for point in schedule.branch_points(stage.name):
-        found.setdefault(_needing(schedule, stage.name, point), []).append(point)
+        place = stage.name, point
+        after = [s for s in schedule.stages if (s.parent, s.parent_iter) == place and s.average is None]
+        averages = [f"ensemble {one.name}" for one in schedule.ensembles if place in one.points]
+        found.setdefault((*_names(after), *averages), []).append(point)
     for names, points in found.items():
         places = ", ".join(map(str, points)) if len(points) < 6 else f"{points[0]}, {points[1]}, ... {points[-1]}"
         yield f"{places}, for {', '.join(names)}"
-
-
-def _needing(schedule: Schedule, stage: str, iter: int) -> tuple[str, ...]:
-    """What starts from an iteration of a stage before its end, or has it as a member, in words."""
-    after = [s for s in schedule.stages if (s.parent, s.parent_iter) == (stage, iter) and s.average is None]
-    averages = [f"ensemble {one.name}" for one in schedule.ensembles if (stage, iter) in one.points]
-    return (*_names(after), *averages)
 
 
 def starts_from(stage: Stage) -> str:
@@ -217,84 +217,78 @@ def _piece(piece: PlannedStage) -> tuple[str, ...]:
 
 def details(plan: Plan, planned: PlannedStage) -> str:
     """Return what to know about a stage, a line for each thing."""
-    stage, solver = planned.stage, planned.stage.solver
+    return "\n".join(f"  {line}" for line in _details(plan, planned))
+
+
+def _details(plan: Plan, planned: PlannedStage) -> Iterator[str]:
+    schedule, stage, solver, images = plan.schedule, planned.stage, planned.stage.solver, planned.stage.data.train
     warm_up = warm_up_end(solver)
-    lines = [
-        f"  batch {solver.batch_size} = {solver.logical_workers} x {solver.device_batch_size}, {described(solver)}, "
-        f"{solver.lr_policy}" + (f" after {count(warm_up, 'iteration')} of warm-up" if warm_up else "")
-    ]
+    after = f" after {count(warm_up, 'iteration')} of warm-up" if warm_up else ""
+    size = f"batch {solver.batch_size} = {solver.logical_workers} x {solver.device_batch_size}"
+    yield f"{size}, {described(solver)}, {solver.lr_policy}{after}"
     if solver.compress is not None:
-        what = "gradients" if solver.sync is None else "gradients, and changes of replicas"
-        lines.append(f"  {what}: {compression(solver.compress, solver, stage.data.train.images)}")
+        yield f"gradients: {wing('wire.values.sending')(solver, images.images)}"
     if solver.asynchronous:
-        lines += [f"  {line}" for line in pushes(plan.schedule, stage)]
+        yield from pushes(schedule, stage)
     elif solver.sync is not None:
-        lines.append(f"  replicas: {replicas(solver)}")
+        yield f"replicas: {replicas(solver)}"
     if solver.sampling is not Sampling.UNIFORM:
-        lines.append(f"  sampling {told(solver, plan.schedule.class_sizes_of(stage), stage.data.train.images)}")
+        yield f"sampling {told(solver, schedule.class_sizes_of(stage), images.images)}"
     if growing := crop_size_ramp(solver):
-        lines.append(f"  {growing}")
+        yield growing
     if solver.lr_policy == "plateau":
         drops = len(solver.plateau_winsize)
         times = "once" if drops == 1 else f"up to {drops} times"
         low = learning_rate(solver, drops)(solver.max_iter - 1)
-        lines.append(f"  LR drops {times}, down to {low:.4g}, when the loss stands still; shown is the rate before")
-    lines += [f"  {line}" for line in network_lines(plan.schedule, stage)]
-    lines += [f"  images: {text}" for text in _other_images(plan.schedule, planned)]
-    proofs = f"a proof every {count(solver.audit.proof_iter, 'iteration')}" if solver.audit is not None else ""
-    lines += [f"  {line}" for line in (loss(solver), proofs, _ends(planned)) if line]
-    if stage.parent is not None:
-        lines.append(f"  carried over from {starts_from(stage)}: {carried_over(planned)}")
-        if between := starts_between(plan.schedule, stage):
-            lines.append(f"  {between}")
-        if update := solver_changes(plan.schedule.stage(stage.parent), stage):
-            lines.append("  update: " + ", ".join(update))
-        changes = augmentation_changes(plan.schedule.stage(stage.parent).solver.transform, solver.transform)
-        if changes:
-            lines.append("  augmentation: " + ", ".join(changes))
-    lines += [f"  saved and kept at {where}" for where in _kept_at(plan.schedule, stage)]
-    if planned.why:
-        lines.append(f"  {planned.state.value}: {planned.why}")
-    lines += [f"    {change}" for change in planned.changes]
-    lines += [
-        f"  again: {p.iter} to {p.until}, for {', '.join(p.children)}, because there is no snapshot there to start from"
-        for p in plan.pieces
-        if p.stage.name == stage.name
-    ]
-    lines += [line for lost in plan.lost if lost.stage == stage.name for line in _lost(plan.schedule, lost)]
-    return "\n".join(lines)
-
-
-def _other_images(schedule: Schedule, planned: PlannedStage) -> Iterator[str]:
-    """Which images a stage has that are not those of the one before; of a first stage, that are not the schedule's."""
-    stage = planned.stage
+        yield f"LR drops {times}, down to {low:.4g}, when the loss stands still; shown is the rate before"
+    yield from network_lines(schedule, stage)
+    # Images that are not those of the stage before; of a first stage, not the schedule's.
     before = schedule.data if stage.parent is None else schedule.stage(stage.parent).data
-    if not stage.data.train.same(before.train):
-        train = stage.data.train
-        yield f"trained on {train.source}, {count(train.images, 'image')}, not {before.train.source}"
+    if not images.same(before.train):
+        yield f"images: trained on {images.source}, {count(images.images, 'image')}, not {before.train.source}"
     if stage.data.val != before.val:
         sets = [f"{val.source}, {count(val.images, 'image')}" for val in stage.data.val]
-        yield f"evaluated on {' and '.join(sets)}"
+        yield f"images: evaluated on {' and '.join(sets)}"
+    proofs = f"a proof every {count(solver.audit.proof_iter, 'iteration')}" if solver.audit is not None else ""
+    yield from filter(None, (loss(solver), proofs, _ends(planned)))
+    if stage.parent is not None:
+        parent = schedule.stage(stage.parent)
+        yield f"carried over from {starts_from(stage)}: {carried_over(planned)}"
+        yield from filter(None, [starts_between(schedule, stage)])
+        for what, changes in (
+            ("update", solver_changes(parent, stage)),
+            ("augmentation", augmentation_changes(parent.solver.transform, solver.transform)),
+        ):
+            if changes:
+                yield f"{what}: {', '.join(changes)}"
+    yield from (f"saved and kept at {where}" for where in _kept_at(schedule, stage))
+    if planned.why:
+        yield f"{planned.state.value}: {planned.why}"
+    yield from (f"  {change}" for change in planned.changes)
+    for piece in plan.pieces:
+        if piece.stage.name == stage.name:
+            way = f"{piece.iter} to {piece.until}, for {', '.join(piece.children)}"
+            yield f"again: {way}, because there is no snapshot there to start from"
+    for lost in plan.lost:
+        if lost.stage == stage.name:
+            yield from _lost(schedule, lost)
 
 
 def _lost(schedule: Schedule, lost: Lost) -> Iterator[str]:
     names = ", ".join(lost.children)
     where = "its end" if lost.end else label(lost.stage, lost.iter)
-    yield f"  lost: {where}, from which {names} came; trained again it has the same bits only in the same environment"
+    yield f"lost: {where}, from which {names} came; trained again it has the same bits only in the same environment"
     if lost.like is None:
-        yield f"    nothing that is left shows in which one; with other bits, {names} will be stale"
+        yield f"  nothing that is left shows in which one; with other bits, {names} will be stale"
         return
-    yield f"    as of {lost.like.name}: {_environment(schedule, lost.like)}"
-    if lost.unasked:
-        yield f"    in another, `run` trains nothing until the command says what to do about {', '.join(lost.unasked)}"
-    if lost.named:
-        yield f"    with other bits, {', '.join(lost.named)} will be trained again, as was asked for"
-
-
-def _environment(schedule: Schedule, ref: SnapshotRef) -> str:
-    """What the bits depend on besides the recipe; with ELASTIC, the number of workers isn't in it."""
+    # The number of workers is part of it only where the bits depend on it.
     passed_over = ("workers",) if schedule.determinism is Determinism.ELASTIC else ()
-    return ", ".join(f"{name} {value}" for name, value in sorted(ref.environment.items()) if name not in passed_over)
+    known = [f"{name} {value}" for name, value in sorted(lost.like.environment.items()) if name not in passed_over]
+    yield f"  as of {lost.like.name}: {', '.join(known)}"
+    if lost.unasked:
+        yield f"  in another, `run` trains nothing until the command says what to do about {', '.join(lost.unasked)}"
+    if lost.named:
+        yield f"  with other bits, {', '.join(lost.named)} will be trained again, as was asked for"
 
 
 def _ends(planned: PlannedStage) -> str:
@@ -333,11 +327,57 @@ def carried_over(planned: PlannedStage) -> str:
     return ", ".join(parts)
 
 
-def _meeting(sync: Sync, schedule: Schedule, stage: Stage) -> dict[str, object]:
-    solver = stage.solver
-    if solver.asynchronous:
-        return {"sync_param": plain(sync), "boundaries": boundaries(solver, schedule.branch_points(stage.name))}
-    return {"sync_param": plain(sync), "synchronisations": synchronisations(solver)}
+def _known(**members: object) -> dict[str, object]:
+    return {name: value for name, value in members.items() if value is not None}
+
+
+def _stage_record(plan: Plan, planned: PlannedStage) -> dict[str, object]:
+    schedule, stage, solver, least, most = plan.schedule, planned.stage, planned.stage.solver, *planned.length
+    rate, sync, uniform = learning_rate(solver), solver.sync, solver.sampling is Sampling.UNIFORM
+    images = stage.data.train.images
+    together: dict[str, object] = {}
+    if sync is not None and solver.asynchronous:
+        together = {"boundaries": boundaries(solver, schedule.branch_points(stage.name))}
+    elif sync is not None:
+        together = {"synchronisations": synchronisations(solver)}
+    return {
+        "name": stage.name,
+        "from": stage.parent,
+        "from_iter": stage.parent_iter,
+        **_known(average=stage.average),
+        "group": stage.group,
+        "iterations": most - stage.begins,
+        "epochs": _epochs(stage, most - stage.begins),
+        "first_lr": rate(stage.begins),
+        "last_lr": rate(most - 1),
+        "batch_size": solver.batch_size,
+        "device_batch_size": solver.device_batch_size,
+        "momentum": solver.momentum,
+        "weight_decay": solver.weight_decay,
+        **_known(compress_param=solver.compress and plain(solver.compress)),
+        **(
+            {"earliest_end": solver.earliest_end, "least_iterations": least - stage.begins} if solver.early_stop else {}
+        ),
+        **_known(
+            loss=solver.loss and plain(solver.loss),
+            sampling=None if uniform else told(solver, schedule.class_sizes_of(stage), images),
+            audit_param=solver.audit and plain(solver.audit),
+            sync_param=sync and plain(sync),
+        ),
+        **together,
+        "augmentation": augmentation(solver),
+        "carried_over": carried_over(planned) if stage.parent else None,
+        "position": planned.begins_at,
+        **_known(position_at_most=planned.at_most or None),
+        "state": planned.state.value,
+        "iter": planned.iter,
+        "why": planned.why,
+        "changes": [
+            {"field": c.field, "old": c.old, "new": c.new, "place": str(c.span) if c.span else None}
+            for c in planned.changes
+        ],
+        "joints": [asdict(joint) for joint in joints(schedule, stage)],
+    }
 
 
 def render_json(
@@ -348,53 +388,6 @@ def render_json(
 ) -> str:
     """One object; numbers at full precision. `beside` are further members of it."""
     schedule = plan.schedule
-    stages = []
-    for planned in plan.stages:
-        stage, solver = planned.stage, planned.stage.solver
-        rate = learning_rate(solver)
-        stages.append(
-            {
-                "name": stage.name,
-                "from": stage.parent,
-                "from_iter": stage.parent_iter,
-                **({} if stage.average is None else {"average": stage.average}),
-                "group": stage.group,
-                "iterations": planned.length[1] - stage.begins,
-                "epochs": _epochs(stage, planned.length[1] - stage.begins),
-                "first_lr": rate(stage.begins),
-                "last_lr": rate(planned.length[1] - 1),
-                "batch_size": solver.batch_size,
-                "device_batch_size": solver.device_batch_size,
-                "momentum": solver.momentum,
-                "weight_decay": solver.weight_decay,
-                **({} if solver.compress is None else {"compress_param": plain(solver.compress)}),
-                **(
-                    {}
-                    if solver.early_stop is None
-                    else {"earliest_end": solver.earliest_end, "least_iterations": planned.length[0] - stage.begins}
-                ),
-                **({} if solver.loss is None else {"loss": plain(solver.loss)}),
-                **(
-                    {}
-                    if solver.sampling is Sampling.UNIFORM
-                    else {"sampling": told(solver, schedule.class_sizes_of(stage), stage.data.train.images)}
-                ),
-                **({} if solver.audit is None else {"audit_param": plain(solver.audit)}),
-                **({} if solver.sync is None else _meeting(solver.sync, schedule, stage)),
-                "augmentation": augmentation(solver),
-                "carried_over": carried_over(planned) if stage.parent else None,
-                "position": planned.begins_at,
-                **({"position_at_most": True} if planned.at_most else {}),
-                "state": planned.state.value,
-                "iter": planned.iter,
-                "why": planned.why,
-                "changes": [
-                    {"field": c.field, "old": c.old, "new": c.new, "place": str(c.span) if c.span else None}
-                    for c in planned.changes
-                ],
-                "joints": [asdict(joint) for joint in joints(schedule, stage)],
-            }
-        )
     stops = any(planned.stage.solver.early_stop is not None for planned in plan.stages)
     whole = {
         "schedule": schedule.name,
@@ -402,7 +395,7 @@ def render_json(
         "iterations": plan.iterations,
         "iterations_left": plan.iterations_left,
         **({"least_iterations": plan.least, "least_iterations_left": plan.least_left} if stops else {}),
-        "stages": stages,
+        "stages": [_stage_record(plan, planned) for planned in plan.stages],
         "again": [
             {"name": p.stage.name, "iter": p.iter, "until": p.until, "for": list(p.children)} for p in plan.pieces
         ],

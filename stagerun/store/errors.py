@@ -70,7 +70,7 @@ class TooLarge(Damaged):
 
 
 def only_one(error: Damaged) -> StorageError:
-    """Where the disk fails at a snapshot without which a stage would be trained from its start."""
+    """The error for a disk that fails at the only snapshot from which a stage could resume."""
     return StorageError(
         f"can't read snapshot {error.name}, and no other of its stage can be read: {error.reason}",
         "see that the disk is well (dmesg) and run the same command again; move the snapshot away to train without it",
@@ -111,7 +111,7 @@ def reporting(doing: str, path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(name: str, what: str, path: Path) -> Iterator[None]:
-    """An OSError inside is damage of `what` in snapshot `name`, or, if it says nothing about the file, as `reporting`."""
+    """An OSError inside becomes Damaged, for `what` in snapshot `name`; if it says nothing about that file, what `reporting` makes of it."""
     try:
         yield
     except OSError as error:

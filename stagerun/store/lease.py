@@ -50,7 +50,7 @@ from stagerun.store.lives import (
     newest_life,
     now_text,
 )
-from stagerun.store.lock import Holder, holder_named
+from stagerun.store.lock import WAIT, Holder, holder_named
 from stagerun.store.write import make_file, replace_file
 from stagerun.system.process import Identity, this_process
 
@@ -60,7 +60,6 @@ LOOKS_PER_BEAT = 5
 SILENT_S = SILENT_BEATS * BEAT_S
 KEPT = 8  # files of lives; of those before no one needs to know
 
-_WAIT = "wait for it, stop it, or choose another folder with --out"
 _TAKEN = (
     "the other run goes on from the newest snapshot; see that one alone is started, or give them folders of their own"
 )
@@ -122,7 +121,7 @@ class Lease:
         """
         before = newest_life(self.disk, self.out)
         if before is not None and before.attempt > self._waited_for:
-            raise FolderInUseError(f"another run holds {self.out}: {before}", _WAIT)
+            raise FolderInUseError(f"another run holds {self.out}: {before}", WAIT)
         # The same number for all that come from the same wait, so that the making of its file decides between them.
         attempt = max([self._waited_for, *above]) + 1
         life = Life(attempt=attempt, run=uuid.uuid4().hex, process=self.me, begun=now_text(), newest=newest)
@@ -186,7 +185,7 @@ class Lease:
         if seen.life is None or not seen.life.process.same_machine(self.me):
             return _ended(seen)
         if not _ended(seen) and not locked and seen.life.process.alive():
-            raise FolderInUseError(f"another run holds {self.out}: {seen}", _WAIT)
+            raise FolderInUseError(f"another run holds {self.out}: {seen}", WAIT)
         return True
 
     def _watch(self, first: Seen, locked: bool, stop: Callable[[], bool]) -> None:
@@ -212,7 +211,7 @@ class Lease:
                 # It was just being written, or the disk has thought better of it.
                 first, silent = seen, 0
             elif seen != first:
-                raise FolderInUseError(f"another run holds {self.out}: {seen}", _WAIT)
+                raise FolderInUseError(f"another run holds {self.out}: {seen}", WAIT)
 
     def _ask(self, disk: Disk) -> None:
         """Sets `lost` if it is."""
@@ -249,7 +248,7 @@ class Lease:
             seen = look_at(self.disk, self.out, life.attempt) or Seen(life.attempt, b"", None)
             if seen.life is None or seen.life.run != life.run:
                 if seen.life is not None or isinstance(failed, FileExistsError):
-                    raise FolderInUseError(f"another run holds {self.out}: {seen}", _WAIT)
+                    raise FolderInUseError(f"another run holds {self.out}: {seen}", WAIT)
                 if failed is not None:
                     raise failed
                 with contextlib.suppress(OSError):

@@ -3,6 +3,9 @@
 It is flock(2) on OUT/lock: the kernel gives it up when the process ends, however it ends, so there are no stale locks to
 judge by age or process number. On NFS it reaches the other hosts too. Where a file system has no locks (Lustre mounted
 without `flock`), `acquire` refuses, or, where the caller has a `Lease` besides, leaves it to that.
+
+The package `filelock` would stand for the one call that takes the lock: it has no shared lock to look with, and where a file system has no
+locks it takes a file for one, which outlives its process.
 """
 
 import contextlib
@@ -27,7 +30,7 @@ _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOS
 # `holder` has the lock for an instant, to see whether it can be had. A run that starts just then tries again.
 _TRIES, _PAUSE = 6, 0.02
 
-_WAIT = "wait for it, stop it, or choose another folder with --out"
+WAIT = "wait for it, stop it, or choose another folder with --out"
 
 _NAME = re.compile(r"process (\d+) on (\S+), since (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4})")
 
@@ -128,15 +131,34 @@ class Lock:
             self.release()
             raise
 
+    def _take(self, fd: int) -> bool:
+        """False where there are no locks, and need not be."""
+        with reporting("lock the output folder", lock_file(self.out)):
+            try:
+                for _ in range(_TRIES):
+                    with contextlib.suppress(BlockingIOError):
+                        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        return True
+                    time.sleep(_PAUSE)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                if self.optional:
+                    return False
+                raise StorageError(
+                    f"the file system of {self.out} has no locks: {os.strerror(error.errno or 0)}",
+                    "choose a folder on another file system with --out, or have this one mounted with locks "
+                    "(Lustre: `flock`; NFS: a running lock service)",
+                ) from error
+        raise FolderInUseError(f"another run holds {self.out}: {_written(fd) or 'no name yet'}", WAIT)
+
     def named(self) -> bool:
         """Whether the file that is held is still the one in the folder: one that was deleted keeps no one out."""
         assert self._fd is not None
-        mine = os.fstat(self._fd)
         try:
-            there = os.stat(lock_file(self.out), follow_symlinks=False)
+            return os.path.samestat(os.fstat(self._fd), os.lstat(lock_file(self.out)))
         except FileNotFoundError:
             return False
-        return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
 
     def release(self) -> None:
         """Does nothing if it isn't held."""
@@ -155,35 +177,6 @@ class Lock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-    def _take(self, fd: int) -> bool:
-        """False where there are no locks, and need not be."""
-        try:
-            if _try(fd):
-                return True
-            raise FolderInUseError(f"another run holds {self.out}: {_written(fd) or 'no name yet'}", _WAIT)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                with reporting("lock the output folder", lock_file(self.out)):
-                    raise
-            if self.optional:
-                return False
-            raise StorageError(
-                f"the file system of {self.out} has no locks: {os.strerror(error.errno or 0)}",
-                "choose a folder on another file system with --out, or have this one mounted with locks "
-                "(Lustre: `flock`; NFS: a running lock service)",
-            ) from error
-
-
-def _try(fd: int) -> bool:
-    """Whether the lock could be had; OSError where there are no locks. A holder has had a moment to write its name when this is over."""
-    for _ in range(_TRIES):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            time.sleep(_PAUSE)
-    return False
 
 
 _open: set[Lock] = set()

@@ -7,12 +7,12 @@ are handed out, so that nothing can change in between.
 
 import errno
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from stagerun.base.errors import PermissionDenied, ResumeRefused
+from stagerun.base.errors import PermissionDenied
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.store.disk import Disk, rename
 from stagerun.store.errors import Damaged, TooLarge, only_one, reading, reporting
@@ -32,40 +32,47 @@ _T = TypeVar("_T")
 OTHER = 16_000_000  # bytes of a file that the caller says nothing about
 
 
-def inventory(disk: Disk, out: Path, looking: bool = False) -> Inventory:
+def inventory(
+    disk: Disk, out: Path, looking: bool = False, seen: MutableMapping[str, SnapshotRef] | None = None
+) -> Inventory:
     """The snapshots of an output folder, empty if it isn't there yet. Other names than those of snapshots are ignored.
 
-    ResumeRefused if one is of a newer format. StorageError, PermissionDenied if the folder, or a manifest, can't be
+    `seen`: the snapshots that the caller, who holds the lock, has seen whole before, by name: of them the names alone are looked for. It is
+    brought up to date. ResumeRefused if one is of a newer format. StorageError, PermissionDenied if the folder, or a manifest, can't be
     read: a snapshot that may be good is not passed over, except by who is only `looking`, and names those without permission.
     """
     root = snapshots_folder(out)
-    found: list[SnapshotRef] = []
+    before = dict(seen or {})
+    found: dict[str, SnapshotRef] = {}
     damaged: list[str] = []
     forbidden: list[str] = []
     for name in sorted(_names(disk, root)):
         if parse_name(name) is None:
             continue
         try:
-            found.append(inspect(disk, out, name).ref())
+            found[name] = before.get(name) or inspect(disk, out, name).ref()
         except Damaged:
             damaged.append(name)
         except PermissionDenied:
             if not looking:
                 raise
             forbidden.append(name)
+    if seen is not None:
+        seen.clear()
+        seen.update(found)
     if damaged:
         # A run that holds the lock may have deleted it while we looked.
         still_there = set(_names(disk, root))
         damaged = [name for name in damaged if name in still_there]
     # In one process life by the order in which they were written: after a rollback iterations come a second time. Snapshots of
     # versions that did not count them have 0.
-    found.sort(key=lambda ref: (ref.attempt, ref.serial, ref.iter, ref.stage))
-    return Inventory(tuple(found), tuple(damaged), tuple(forbidden))
+    refs = sorted(found.values(), key=lambda ref: (ref.attempt, ref.serial, ref.iter, ref.stage))
+    return Inventory(tuple(refs), tuple(damaged), tuple(forbidden))
 
 
 def answers_now(disk: Disk, out: Path, found: Inventory, stages: Collection[str]) -> bool:
-    """Whether one that counts as damaged, of a stage among `stages`, can be read now: the disk was away for a moment. StorageError where
-    the disk still fails at it. For stages that would be trained from their start, beside what may be good snapshots."""
+    """Return whether a snapshot that counts as damaged, of a stage among `stages`, can be read now: the disk was away for a moment. StorageError
+    if the disk still fails at it: such a stage must not be trained from its start while its snapshots may be good."""
     answered = False
     for name in found.damaged:
         place = parse_name(name)
@@ -165,8 +172,8 @@ def read_folder(
 
 
 def _twice(look: Callable[[], _T]) -> _T:
-    """What a call of the disk gives, the second time if the first gave EIO: a bad sector gives it again, a server or a cable that
-    failed once does not, and a good snapshot would be given up."""
+    """Call the disk, and once more after EIO: a bad sector fails again, a server or a cable that failed once does not. Else a good snapshot
+    would be given up."""
     try:
         return look()
     except OSError as error:
@@ -181,15 +188,6 @@ def _verified(disk: Disk, folder: Path, file: str, entry: FileEntry) -> bytes:
     if len(data) != entry.size or hashlib.sha256(data).hexdigest() != entry.sha256:
         raise Damaged(folder.name, f"{file} is not as it was written")
     return data
-
-
-def is_whole(disk: Disk, out: Path, name: str, now: str) -> bool:
-    """Whether the snapshot `name`, whose directory is called `now`, has its manifest and files of the sizes it states."""
-    try:
-        inspect_folder(disk, snapshots_folder(out) / now, name)
-    except (Damaged, ResumeRefused):
-        return False
-    return True
 
 
 def set_aside(disk: Disk, out: Path, name: str) -> str:

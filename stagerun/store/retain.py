@@ -6,13 +6,14 @@ may see another's new file only after some seconds (its cache of names, `acdirmi
 is sure once it has been there for that long.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
-from stagerun.base.snapshots import Inventory, SnapshotRef
+from stagerun.base.errors import ResumeRefused
+from stagerun.base.snapshots import SnapshotRef
 from stagerun.store.disk import Disk, delete, make_folder, rename
-from stagerun.store.errors import reporting
+from stagerun.store.errors import Damaged, reporting
 from stagerun.store.layout import (
     in_trash,
     is_leftover,
@@ -22,39 +23,32 @@ from stagerun.store.layout import (
     snapshots_folder,
     trash_name,
 )
-from stagerun.store.read import is_whole
+from stagerun.store.read import inspect_folder
 
 
 def superfluous(
-    inventory: Inventory, keep: int, pinned: Container[str], ends: Mapping[str, int]
+    own: Sequence[SnapshotRef], keep: int, pinned: Container[str], max_iter: int
 ) -> tuple[SnapshotRef, ...]:
-    """What may be dropped, oldest first. Pure.
+    """Return the snapshots of a stage that may be dropped, oldest first, as `own` is. Pure.
 
-    Of each stage stay the newest `keep` (1 or more), those at its last iteration, `ends[stage]`, and those whose name is
-    in `pinned`. A stage that `ends` doesn't know belongs to something else, and keeps all.
+    The newest `keep` (1 or more) stay, those at its end, and those whose name is in `pinned`.
 
-    A snapshot is in the answer only if the inventory holds a newer one of its stage. So for nothing to be lost the
-    inventory must be taken after the `commit` of that newer one returned, and without those that `read` or `verify` found
-    damaged; and one that stays must have been verified before any goes.
+    A snapshot is in the answer only if `own` holds a newer one. So for nothing to be lost `own` must be listed after the `commit` of that
+    newer one returned, and without those that `read` or `verify` found damaged; and one that stays must have been verified before any goes.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}")
-    answer = []
-    for ref in inventory.snapshots:
-        if ref.stage not in ends or ref.ends(ends[ref.stage]) or ref.name in pinned:
-            continue
-        if ref not in inventory.of(ref.stage)[-keep:]:
-            answer.append(ref)
-    return tuple(answer)
+    return tuple(ref for ref in own[:-keep] if not ref.ends(max_iter) and ref.name not in pinned)
 
 
 def drop(disk: Disk, out: Path, ref: SnapshotRef) -> bool:
-    """Deletes a snapshot, unless it is pinned; whether it did. For rank 0, holding the lock. StorageError, PermissionDenied."""
+    """As `discard`."""
     return discard(disk, out, ref.name)
 
 
 def discard(disk: Disk, out: Path, name: str) -> bool:
-    """`drop` for a directory of OUT/snapshots, a damaged one or one that was set aside too.
+    """Delete a directory of OUT/snapshots, be the snapshot whole, damaged or set aside, unless it is pinned. Return whether it did. For rank
+    0, holding the lock. StorageError, PermissionDenied.
 
     It is renamed first, and the new name synced, so that a half deleted one is never taken for a damaged snapshot. What
     NFS holds on to for a reader is left for `sweep`.
@@ -91,7 +85,7 @@ def sweep(disk: Disk, out: Path) -> tuple[str, ...]:
         names = disk.names(root)
         for name in filter(is_leftover, sorted(names)):
             snapshot = in_trash(name)
-            if snapshot in pinned and snapshot not in names and is_whole(disk, out, snapshot, name):
+            if snapshot in pinned and snapshot not in names and _is_whole(disk, root / name, snapshot):
                 rename(disk, root / name, root / snapshot)  # killed before it saw the pin, see `discard`
                 disk.sync_folder(root)
             elif not delete(disk, root / name):
@@ -101,6 +95,15 @@ def sweep(disk: Disk, out: Path) -> tuple[str, ...]:
         with reporting("clear away what a killed run left", folder), suppress(FileNotFoundError):
             held += [name for name in filter(is_leftover, disk.names(folder)) if not delete(disk, folder / name)]
     return tuple(held)
+
+
+def _is_whole(disk: Disk, folder: Path, name: str) -> bool:
+    """Whether the snapshot of that name has its manifest, and files of the sizes that it states, in the folder."""
+    try:
+        inspect_folder(disk, folder, name)
+    except (Damaged, ResumeRefused):
+        return False
+    return True
 
 
 def pins(disk: Disk, out: Path) -> frozenset[str]:

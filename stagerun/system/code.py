@@ -10,15 +10,16 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module, invalidate_caches
-from importlib.abc import MetaPathFinder, SourceLoader
+from importlib.abc import ExecutionLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from multiprocessing import active_children, spawn
 from os.path import abspath, basename, dirname, join, normpath
-from types import CodeType, FrameType, ModuleType, TracebackType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, TypeVar
 
 from stagerun.base.code import Code, Sources
@@ -59,7 +60,7 @@ def patiently(code: Code, sources: Sources | None, rank: int) -> Iterator[None]:
     thread = threading.get_ident()
 
     def say() -> None:
-        file, line = _at(sys._current_frames().get(thread), code, sources or Sources())
+        file, line = _innermost(traceback.walk_stack(sys._current_frames()[thread]), code, sources or Sources())
         where = f"{file}:{line}" if file else code
         print(f"{where} is still at work after {_PATIENCE_S:g} s", file=sys.stderr, flush=True)
 
@@ -117,18 +118,20 @@ def refusal(code: Code, sources: Sources, function: Callable[..., Any] | None, m
 
 def line_in(text: str, sources: Sources) -> str:
     """`mynet.py:12`, the last place in the user's files that a traceback in a text names; '' for none."""
-    found = ""
-    for file, line in re.findall(r'File "(.+?)", line (\d+)', text):
-        for path, _ in sources.files:
-            if file == join(abspath(sources.folder), path):
-                found = f"{join(sources.folder, path)}:{line}"
-    return found
+    own = _files(sources)
+    places = [f"{own[file]}:{line}" for file, line in re.findall(r'File "(.+?)", line (\d+)', text) if file in own]
+    return places[-1] if places else ""
+
+
+def _files(sources: Sources) -> dict[str, str]:
+    """The user's files as he wrote them, by their paths."""
+    return {join(abspath(sources.folder), file): join(sources.folder, file) for file, _ in sources.files}
 
 
 # -- the import
 
 
-class _Loader(SourceLoader):
+class _Loader(ExecutionLoader):
     """One file, from its text. Without bytecode on disk: that goes by seconds and sizes, and an edit can keep both."""
 
     def __init__(self, path: str, text: str) -> None:
@@ -138,12 +141,8 @@ class _Loader(SourceLoader):
     def get_filename(self, fullname: str) -> str:
         return self.path
 
-    def get_data(self, path: str) -> bytes:
-        return self.text.encode()
-
-    def source_to_code(self, data: Any, path: Any = "") -> CodeType:  # type: ignore[override]
-        code: CodeType = compile(self.text, self.path, "exec", dont_inherit=True)
-        return code
+    def get_source(self, fullname: str) -> str:
+        return self.text
 
     def exec_module(self, module: ModuleType) -> None:
         """Other threads need not wait for the end of the import: a pool that a file starts and uses in it pickles the file's functions in
@@ -158,7 +157,7 @@ def _refuse_spawned(prepared: Callable[[str], T]) -> Callable[[str], T]:
     one. Such a process could not import that file: a pool would start one after the other for ever."""
 
     def refuse(name: str) -> T:
-        file, line = _at(sys._getframe(), _NO_CODE, _local.sources)
+        file, line = _innermost(traceback.walk_stack(sys._getframe()), _NO_CODE, _local.sources)
         if file:
             text = "a process that is started by `spawn` or `forkserver` can't import this file"
             hint = 'take threads (`ThreadPoolExecutor`), or processes of `multiprocessing.get_context("fork")`'
@@ -237,7 +236,9 @@ def explained(
 ) -> UsageError:
     """`mynet.py:12: NameError: ...`, the line, and a hint where the cause has one: for what came out of the user's code. The place is the
     innermost one in the user's files; without any, that of the function `owner`."""
-    file, line = _place_of(error, code, sources) or (_defined(owner, sources) if owner else ("", 0))
+    file, line = _place_of(error, code, sources)
+    if not file and owner is not None:
+        file, line = _defined(owner, sources)
     what = f"{type(error).__name__}: {error}".rstrip(": ") if str(error) else type(error).__name__
     if isinstance(error, SyntaxError):
         what = f"this is not Python: {error.msg}"
@@ -246,7 +247,8 @@ def explained(
 
 def _placed(file: str, line: int, message: str, sources: Sources) -> str:
     """A message with its place and that line; `line` is 0 where none is known."""
-    source = _source_line(file, line, sources)
+    lines = dict(sources.files).get(os.path.relpath(file, sources.folder or "."), "").split("\n")
+    source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
     return f"{file}{f':{line}' if line else ''}: {message}" + (f"\n  {source}" if source else "")
 
 
@@ -261,10 +263,8 @@ def _article(found: object) -> str:
 
 def _shown(filename: str, code: Code, sources: Sources) -> str:
     """A file of the user's as he wrote it, or ''."""
-    root = abspath(sources.folder)
-    for file, _ in sources.files:
-        if filename == join(root, file):
-            return join(sources.folder, file)
+    if filename in (own := _files(sources)):
+        return own[filename]
     if not code.file and (module := sys.modules.get(code.top)) is not None:
         inside = getattr(module, "__path__", None) or [getattr(module, "__file__", None) or "\0"]
         if any(normpath(filename).startswith(str(path)) for path in inside):
@@ -272,26 +272,17 @@ def _shown(filename: str, code: Code, sources: Sources) -> str:
     return ""
 
 
-def _at(frame: FrameType | None, code: Code, sources: Sources) -> tuple[str, int]:
-    """The innermost place in the user's files that a thread is at; ('', 0) if it is at none."""
-    while frame is not None:
-        if file := _shown(frame.f_code.co_filename, code, sources):
-            return file, frame.f_lineno
-        frame = frame.f_back
-    return "", 0
+def _innermost(frames: Iterable[tuple[FrameType, int]], code: Code, sources: Sources) -> tuple[str, int]:
+    """The first place of these in the user's files; ('', 0) if there is none."""
+    found = ((_shown(frame.f_code.co_filename, code, sources), line) for frame, line in frames)
+    return next((place for place in found if place[0]), ("", 0))
 
 
-def _place_of(error: BaseException, code: Code, sources: Sources) -> tuple[str, int] | None:
-    """The innermost place in the user's code that an error passed."""
+def _place_of(error: BaseException, code: Code, sources: Sources) -> tuple[str, int]:
+    """The innermost place in the user's code that an error passed; ('', 0) if there is none."""
     if isinstance(error, SyntaxError) and error.filename and (file := _shown(error.filename, code, sources)):
         return file, error.lineno or 1
-    found = None
-    trace: TracebackType | None = error.__traceback__
-    while trace is not None:
-        if file := _shown(trace.tb_frame.f_code.co_filename, code, sources):
-            found = file, trace.tb_lineno
-        trace = trace.tb_next
-    return found
+    return _innermost(reversed(list(traceback.walk_tb(error.__traceback__))), code, sources)
 
 
 def _defined(owner: Callable[..., Any], sources: Sources) -> tuple[str, int]:
@@ -299,19 +290,8 @@ def _defined(owner: Callable[..., Any], sources: Sources) -> tuple[str, int]:
         function = inspect.unwrap(owner)
         target = function.__init__ if inspect.isclass(function) else function  # type: ignore[misc]
         made: CodeType = target.__code__
-        for file, _ in sources.files:
-            if made.co_filename == join(abspath(sources.folder), file):
-                return join(sources.folder, file), made.co_firstlineno
-        return made.co_filename, made.co_firstlineno
+        return _files(sources).get(made.co_filename, made.co_filename), made.co_firstlineno
     return "", 0
-
-
-def _source_line(file: str, line: int, sources: Sources) -> str:
-    for path, text in sources.files:
-        if file == join(sources.folder, path):
-            lines = text.split("\n")
-            return lines[line - 1].strip() if 0 < line <= len(lines) else ""
-    return ""
 
 
 def _hint(error: BaseException, code: Code, owner: Callable[..., Any] | None) -> str:

@@ -4,11 +4,12 @@ import contextlib
 import errno
 import mmap
 import os
-import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+import psutil
 
 from stagerun.base.errors import PermissionDenied, StorageError
 
@@ -162,6 +163,27 @@ def open_shared(path: Path, flags: int = os.O_RDONLY) -> int:
     return fd
 
 
+class LineFile:
+    """A file of lines in a folder that others may write to, which is only appended to. A kill or a full disk cuts short at most the newest line,
+    and the next one starts on a line of its own. OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.fdopen(open_shared(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+b", buffering=0)
+        size = self._file.seek(0, os.SEEK_END)
+        self._file.seek(max(0, size - 1))
+        self._torn = size > 0 and self._file.read(1) != b"\n"
+
+    def append(self, lines: bytes) -> None:
+        """Append whole lines with one call."""
+        data = b"\n" * self._torn + lines
+        self._torn = self._file.write(data) != len(data)
+        if self._torn:  # a disk with room for a part takes that part, and says so
+            raise OSError(errno.ENOSPC, "the disk took a part of a line only")
+
+    def close(self) -> None:
+        self._file.close()
+
+
 def untrusted_links(folder: Path) -> list[Path]:
     """Return the links in a folder that are another user's: what is written there would land where they say."""
     return sorted(
@@ -200,36 +222,27 @@ def open_lock(path: Path) -> int:
 LOCAL = frozenset(
     {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs"}
 )
-_MOUNTS = "/proc/self/mountinfo"
-_OCTAL = re.compile(r"\\([0-7]{3})")
 
 
-def local_kind(path: Path, mounts: str | None = None) -> str:
-    """The kind of file system that `path` is, or would be made, on, where it is a host's own; '' where it isn't, or can't be known.
-    `mounts`: as for `mounted`."""
-    kind, _ = mounted(path, mounts)
+def local_kind(path: Path, mounts: Iterable[tuple[str, str]] | None = None) -> str:
+    """The kind of file system that `path` is, or would be made, on, where it is a host's own; '' where it isn't, or can't be known."""
+    kind = mounted(path, mounts)
     return kind if kind in LOCAL else ""
 
 
-def mounted(path: Path, mounts: str | None = None) -> tuple[str, str]:
-    """(kind, source) of the file system that `path` is, or would be made, on; ('', '') where that can't be known. `mounts`: as in
-    proc_pid_mountinfo(5)."""
+def mounted(path: Path, mounts: Iterable[tuple[str, str]] | None = None) -> str:
+    """The kind of file system that `path` is, or would be made, on; '' where that can't be known. `mounts`: by place, in the order in which they
+    were made."""
     if mounts is None:
         try:
-            mounts = Path(_MOUNTS).read_text(errors="replace")
+            mounts = [(one.mountpoint, one.fstype) for one in psutil.disk_partitions(all=True)]
         except OSError:  # no Linux, or a box that hides it
-            return "", ""
-    real, best, found = os.path.realpath(path), "", ("", "")
-    for line in mounts.splitlines():
-        words, _, rest = line.partition(" - ")
-        fields, kinds = words.split(), rest.split()
-        if len(fields) < 5 or len(kinds) < 2:
-            continue
-        point = _OCTAL.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
-        within = real == point or real.startswith(point.rstrip("/") + "/")
-        if within and len(point) >= len(best):  # of two at one place the later one covers the other
-            best, found = point, (kinds[0], kinds[1])
-    return found
+            return ""
+    real = os.path.realpath(path)
+    above = [(len(at), kind) for at, kind in mounts if real == at or real.startswith(at.rstrip("/") + "/")]
+    deepest = max((depth for depth, _ in above), default=0)
+    # Of two at one place the later one covers the other.
+    return next((kind for depth, kind in reversed(above) if depth == deepest), "")
 
 
 def mapped(path: Path) -> memoryview:

@@ -8,8 +8,9 @@ import math
 import os
 import resource
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 # Where version 1 mounts the controller of processor time: alone, or with the one that counts it.
 _CPU_MOUNTS = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
@@ -21,12 +22,7 @@ _MEMORY = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Roots:
-    """Where the kernel shows itself."""
-
-    proc: Path = Path("/proc")
-    cgroup: Path = Path("/sys/fs/cgroup")
+_ROOT = Path("/")
 
 
 def host_name() -> str:
@@ -49,43 +45,24 @@ def open_files(wanted: int = 0) -> float:
     return raised
 
 
-def available_memory(roots: Roots | None = None) -> int:
+def available_memory(root: Path = _ROOT) -> int:
     """Bytes that this process may take without swapping and without being killed: the least that the machine, its control
     group, and every group above leave free."""
-    roots = roots or Roots()
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    available = meminfo(roots.proc / "meminfo", "MemAvailable")
-    free = free if available is None else available
-    left = (_memory_left(version, folder) for version, folder in groups(roots, "memory"))
-    return max(0, min([free, *(found for found in left if found is not None)]))
+    left = (_memory_left(version, folder) for version, folder in groups(root, "memory"))
+    return max(0, min([psutil.virtual_memory().available, *(found for found in left if found is not None)]))
 
 
-def whole_memory(roots: Roots | None = None) -> int:
+def whole_memory(root: Path = _ROOT) -> int:
     """Bytes that this process and its like may have in all, free or not: the machine's, or the least that its control group, and
     every group above, allow."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limits = (_number(folder / _MEMORY[version][0]) for version, folder in groups(roots or Roots(), "memory"))
-    return min([machine, *(limit for limit in limits if limit is not None)])
+    limits = (_number(folder / _MEMORY[version][0]) for version, folder in groups(root, "memory"))
+    return min([psutil.virtual_memory().total, *(limit for limit in limits if limit is not None)])
 
 
-def meminfo(file: Path, name: str) -> int | None:
-    """Bytes of an entry of /proc/meminfo, or of a NUMA node's: `MemTotal:  97511432 kB`, `Node 0 MemTotal:  97511432 kB`. None if the file
-    doesn't have it."""
-    for line in lines(file):
-        label, _, value = line.partition(":")
-        if label.split()[-1:] == [name]:
-            return int(value.split()[0]) * 1024
-    return None
-
-
-def nvidia_gpus(proc: Path) -> list[tuple[str, dict[str, str]]]:
-    """(place on the bus, what Nvidia's driver says) for each GPU, in the order of their places: [] without the driver."""
-    folder = proc / "driver/nvidia/gpus"
-    try:
-        places = sorted(entry.name for entry in folder.iterdir())
-    except OSError:
-        return []
-    return [(place, pairs(lines(folder / place / "information"))) for place in places]
+def nvidia_gpus() -> list[str]:
+    """The models of the GPUs that Nvidia's driver sees, in the order of their places on the bus: [] without the driver."""
+    found = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    return [pairs(lines(file)).get("Model", "unknown") for file in found]
 
 
 def pairs(text: Iterable[str]) -> dict[str, str]:
@@ -100,56 +77,37 @@ def _memory_left(version: int, folder: Path) -> int | None:
     limit, used = _number(folder / limit_file), _number(folder / used_file)
     if limit is None or used is None:
         return None
-    for line in lines(folder / "memory.stat"):
-        name, _, value = line.partition(" ")
-        if name == cache:
-            used -= int(value)
-    return limit - used
+    counted = dict(line.partition(" ")[::2] for line in lines(folder / "memory.stat"))
+    return limit - used + int(counted.get(cache, 0))
 
 
-def cpu_quota(roots: Roots | None = None) -> float | None:
+def cpu_quota() -> float | None:
     """Processors' worth of time that this process and its like may use, the least of its groups; None: no limit. A quota of 4 on a
     machine with 96 processors lets threads run on all of them, and stops them all when 4 processors' worth is used up."""
-    found = [q for version, folder in groups(roots or Roots(), "cpu", _CPU_MOUNTS) if (q := _quota(version, folder))]
+    found = []
+    for version, folder in groups(_ROOT, "cpu", _CPU_MOUNTS):
+        files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        words = " ".join(line for file in files for line in lines(folder / file)).split()
+        # Otherwise `max`, -1, or no such group.
+        if len(words) == 2 and all(map(str.isdigit, words)) and int(words[0]) and int(words[1]):
+            found.append(int(words[0]) / int(words[1]))
     return min(found, default=None)
 
 
-def _quota(version: int, folder: Path) -> float | None:
-    if version == 2:
-        words = " ".join(lines(folder / "cpu.max")).split()
-    else:
-        words = [*lines(folder / "cpu.cfs_quota_us"), *lines(folder / "cpu.cfs_period_us")]
-    if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
-        return int(words[0]) / int(words[1])
-    return None  # `max`, -1, or no such group
-
-
-def evenly(processors: int, quota: float | None, workers: int) -> int:
-    """Processors for each of `workers`, no more than the quota pays for; at least 1."""
-    return max(1, (processors if quota is None else min(processors, int(quota))) // workers)
-
-
-def groups(roots: Roots, controller: str, mounts: tuple[str, ...] = ()) -> Iterator[tuple[int, Path]]:
+def groups(root: Path, controller: str, mounts: tuple[str, ...] = ()) -> Iterator[tuple[int, Path]]:
     """(version, folder) of each control group that this process is in, as far as `controller` goes, and of those above. `mounts`:
-    names of version 1's mount, by default the controller's. Not all of them need to be there."""
-    for line in lines(roots.proc / "self" / "cgroup"):
+    names of version 1's mount, by default the controller's. In a container the path may be that of the host, of which only the end, or
+    nothing, is there: what isn't has no files."""
+    top = root / "sys/fs/cgroup"
+    for line in lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if not controllers:  # of version 2 there is one, mounted beside the others where both are in use
-            for mount in (roots.cgroup, roots.cgroup / "unified"):
-                yield from ((2, folder) for folder in _upwards(mount, path))
-        elif controller in controllers.split(","):
-            for name in mounts or (controller,):
-                yield from ((1, folder) for folder in _upwards(roots.cgroup / name, path))
-
-
-def _upwards(mount: Path, path: str) -> Iterator[Path]:
-    """The group's folder and those above, down to the mount.
-
-    In a container the path may be that of the host, of which only the end, or nothing, is there: what isn't has no files.
-    """
-    parts = [part for part in path.split("/") if part and part != ".."]
-    for n in range(len(parts), -1, -1):
-        yield mount.joinpath(*parts[:n])
+            places = [(2, top), (2, top / "unified")]
+        else:
+            places = [(1, top / name) for name in mounts or (controller,) if controller in controllers.split(",")]
+        parts = [part for part in path.split("/") if part and part != ".."]
+        for version, place in places:
+            yield from ((version, place.joinpath(*parts[:n])) for n in range(len(parts), -1, -1))
 
 
 def _number(file: Path) -> int | None:

@@ -90,13 +90,8 @@ def _steers(name: str) -> bool:
     return name in ("OMP_DYNAMIC", "OMP_SCHEDULE", "OMP_THREAD_LIMIT", "OMP_MAX_ACTIVE_LEVELS", "OMP_NESTED")
 
 
-def gpus(proc: Path = Path("/proc")) -> tuple[tuple[str, ...], str]:
+def gpus() -> tuple[tuple[str, ...], str]:
     """(names of the GPUs, version of the driver) as Nvidia's driver reports them; ((), '') without it."""
-    names = tuple(said.get("Model", "unknown") for _, said in nvidia_gpus(proc))
-    first = next(iter(lines(proc / "driver/nvidia/version")), "")
-    return names, _driver(first.split())
-
-
-def _driver(words: Iterable[str]) -> str:
-    """`550.54.15` of `NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue ...`."""
-    return next((word for word in words if word[0].isdigit() and "." in word), "")
+    # NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue ...
+    words = " ".join(lines(Path("/proc/driver/nvidia/version"))[:1]).split()
+    return tuple(nvidia_gpus()), next((word for word in words if word[0].isdigit() and "." in word), "")

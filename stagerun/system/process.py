@@ -1,12 +1,14 @@
-"""Processes, as /proc shows them: which one a number means, and whether it lives; and how a process starts one that doesn't outlive it."""
+"""Processes: whether one lives, which one a number means, and how a process starts one that doesn't outlive it."""
 
 import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from stagerun.system.host import host_name
 
@@ -15,58 +17,33 @@ _PR_SET_PDEATHSIG = 1
 _RUN = "import runpy, sys; del sys.path[:sys.path[:1] == ['']]; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A line of /proc/PID/stat (proc_pid_stat(5)): `name` is the kernel's, of 15 characters at most, `state` its letter, `start` in clock
-    ticks since the boot. `start` distinguishes a process from a later one of the same number."""
-
-    pid: int
-    name: str
-    state: str
-    parent: int
-    start: int
+def lives(process: psutil.Process) -> bool:
+    """Not a zombie either: all that it held is given up, once its last thread has ended. A killed process is one as soon as its first thread
+    has ended, while another may still write to a disk."""
+    with suppress(psutil.Error):
+        return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
+    return False
 
 
-def look(pid: int) -> Process | None:
-    """None if the process, or /proc, isn't there. A process that has ended and was not waited for yet is found, in state Z."""
-    try:
-        line = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")
-    except OSError:
-        return None
-    name, _, rest = line.partition("(")[2].rpartition(")")  # the name may hold spaces and brackets
-    fields = rest.split()
-    return Process(pid, name, fields[0], int(fields[1]), int(fields[19])) if len(fields) > 19 else None
+def living(pid: int) -> psutil.Process | None:
+    """Return the process of this number, if it lives."""
+    with suppress(psutil.Error, ValueError):
+        found = psutil.Process(pid)
+        return found if lives(found) else None
+    return None
 
 
-def living(pid: int) -> Process | None:
-    """As `look`; None for a zombie, too: all that it held is given up, once its last thread has ended."""
-    found = look(pid)
-    if found is None or found.state == "X" or (found.state == "Z" and _threads(pid) < 2):
-        return None
-    return found
+def stat(pid: int) -> list[str]:
+    """Return the fields of proc_pid_stat(5) from the state's letter on; [] if the process, or /proc, isn't there."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    return []
 
 
-def _threads(pid: int) -> int:
-    """A killed process is a zombie as soon as its first thread has ended, while another may still write to a disk."""
-    try:
-        return len(os.listdir(f"/proc/{pid}/task"))
-    except OSError:
-        return 0
-
-
-def all_living() -> Iterator[Process]:
-    """All processes that this one can see."""
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (found := living(int(entry))) is not None:
-            yield found
-
-
-def words(pid: int, file: str = "cmdline") -> list[str]:
-    """A process's command, or with `environ` the environment that it was started with; [] if it is gone or another user's."""
-    try:
-        return Path(f"/proc/{pid}/{file}").read_bytes().decode(errors="surrogateescape").split("\0")
-    except OSError:
-        return []
+def born(pid: int) -> int:
+    """Return when a process began, in clock ticks since the boot, which distinguishes it from a later one of the same number; 0 if unknown."""
+    fields = stat(pid)
+    return int(fields[19]) if fields else 0
 
 
 def boot_id() -> str:
@@ -79,8 +56,7 @@ def boot_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process among those of all hosts and boots. `boot` is `boot_id`; `namespace` the kernel's name for that of its process number;
-    `born` is Process.start."""
+    """A process among those of all hosts and boots. `boot` is `boot_id`; `namespace` the kernel's name for that of its process number."""
 
     host: str
     boot: str
@@ -96,8 +72,7 @@ class Identity:
 
     def alive(self) -> bool:
         """To be asked on the same machine."""
-        found = living(self.pid)
-        return found is not None and found.start == self.born
+        return living(self.pid) is not None and born(self.pid) == self.born
 
 
 def this_process() -> Identity:
@@ -105,8 +80,7 @@ def this_process() -> Identity:
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:  # no Linux, or a sandbox that hides it
         namespace = ""
-    found = look(os.getpid())
-    return Identity(host_name(), boot_id(), namespace, os.getpid(), found.start if found else 0)
+    return Identity(host_name(), boot_id(), namespace, os.getpid(), born(os.getpid()))
 
 
 def program(module: str, any_version: bool = False) -> list[str]:

@@ -76,9 +76,9 @@ class Limits:
         return max(self.of(section) for section in Section)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Beat:
-    """The record, as it was last written. Times by CLOCK_MONOTONIC, in seconds."""
+    """The record. Times by CLOCK_MONOTONIC, in seconds."""
 
     section: Section = Section.START
     waiting: bool = False  # for other ranks, in a collective
@@ -122,11 +122,8 @@ class Pulse:
         self._buffer = buffer if buffer is not None else memoryview(bytearray(SIZE))
         self._clock, self._limits = clock, limits or Limits()
         self._number = 0
-        self._section, self._stage, self._iter = Section.START, b"", 0
-        self._waiting = self._printing = self._compiled = False
-        self._moved = self._since = self._printed = clock()
-        self._batches = 0
-        self._busy = 0.0
+        self._now = Beat(moved=clock(), since=clock())
+        self._printed = 0.0
         self._waited, self._fresh = 0.0, 0  # seconds and batches of the present iteration
         self._suspended = False  # in it
         self._slow = {section: _Slow() for section in _LEARNED}
@@ -140,40 +137,39 @@ class Pulse:
     @property
     def waits(self) -> bool:
         """For other ranks."""
-        return self._waiting
+        return self._now.waiting
 
     @property
     def within(self) -> Section:
         """The section that the worker is in."""
-        return self._section
+        return self._now.section
 
     def stage(self, name: str, iter: int, compiled: bool) -> None:
         """Training of a stage begins, at `iter`."""
-        self._stage, self._compiled = name.encode()[:64], compiled
-        self._iter = iter
+        self._now.stage, self._now.compiled, self._now.iter = name, compiled, iter
         self.enter(Section.FIRST_ITERATION)
 
     def enter(self, section: Section) -> None:
-        if section is Section.EVALUATION and self._section is not section:
+        if section is Section.EVALUATION and self._now.section is not section:
             self._slow[section].turn()
-        self._section, self._waited, self._fresh = section, 0.0, 0
-        self._moved = self._clock()
+        self._now.section, self._waited, self._fresh = section, 0.0, 0
+        self._now.moved = self._clock()
         self._write()
 
     @contextmanager
     def section(self, section: Section) -> Iterator[None]:
         """Within it, and back to the one before, where an iteration goes on. What is printed while images are copied, as often as once
         in some seconds, is not progress of the copy: only the time that it took doesn't count."""
-        before, moved, waited, fresh = self._section, self._moved, self._waited, self._fresh
+        before, moved, waited, fresh = self._now.section, self._now.moved, self._waited, self._fresh
         self.enter(section)
-        entered = self._moved
+        entered = self._now.moved
         try:
             yield
         finally:
             self.enter(before)
             self._waited, self._fresh = waited, fresh
             if before is Section.COPY:
-                self._moved += moved - entered
+                self._now.moved += moved - entered
                 self._write()
 
     @contextmanager
@@ -187,20 +183,20 @@ class Pulse:
 
     def prints(self, on: bool) -> None:
         now = self._clock()
-        if self._section is not Section.COPY:
-            self._moved = now
+        if self._now.section is not Section.COPY:
+            self._now.moved = now
         elif not on:  # as in `section`
-            self._moved += now - self._printed
+            self._now.moved += now - self._printed
         if on:
             self._printed = now
-        self._printing = on
+        self._now.printing = on
         self._write()
 
     def beat(self) -> None:
         """There was progress: a device batch, say."""
         now = self._clock()
         self._step(now)
-        self._moved = now
+        self._now.moved = now
         self._fresh += 1
         self._write()
 
@@ -208,37 +204,37 @@ class Pulse:
         """This rank begins to wait for others."""
         now = self._clock()
         self._step(now)
-        self._waiting, self._since = True, now
+        self._now.waiting, self._now.since = True, now
         self._write()
 
     def go_on(self) -> None:
         """The others have come. While images are copied that is not progress: the ranks then meet all the time."""
         now = self._clock()
-        self._waited += now - self._since
-        self._waiting = False
-        if self._section is not Section.COPY:
-            self._moved = now
+        self._waited += now - self._now.since
+        self._now.waiting = False
+        if self._now.section is not Section.COPY:
+            self._now.moved = now
         self._write()
 
     def iterated(self, iter: int, seconds: float) -> None:
         """An iteration is done, and took so long; a first one doesn't say how fast this rank is."""
-        if self._section is Section.ITERATION:
+        if self._now.section is Section.ITERATION:
             if not self._suspended:
-                self._busy += max(0.0, seconds - self._waited)
-                self._batches += self._fresh
+                self._now.busy += max(0.0, seconds - self._waited)
+                self._now.batches += self._fresh
             self._stretch += 1
             if self._stretch % _STRETCH == 0:
                 self._slow[Section.ITERATION].turn()
-        self._iter, self._suspended = iter, False
+        self._now.iter, self._suspended = iter, False
         self.enter(Section.ITERATION)
 
     def _step(self, now: float) -> None:
-        slow = self._slow.get(self._section)
-        if slow is None or self._waiting:
+        slow = self._slow.get(self._now.section)
+        if slow is None or self._now.waiting:
             return
-        step = now - self._moved
+        step = now - self._now.moved
         # This process was suspended, or it would have been ended: that says nothing of how long a step takes.
-        if step > self._limits.of(self._section, slow.slowest, self._compiled):
+        if step > self._limits.of(self._now.section, slow.slowest, self._now.compiled):
             self._suspended = True
             return
         slow.now = max(slow.now, step)
@@ -246,20 +242,12 @@ class Pulse:
 
     def _write(self) -> None:
         self._number += 1
-        slow = self._slow.get(self._section)
+        now = self._now
+        slow = self._slow.get(now.section)
+        now.slowest = slow.slowest if slow is not None else 0.0
         slot = _SLOT.pack(
-            self._number,
-            SECTIONS.index(self._section),
-            self._waiting,
-            self._printing,
-            self._compiled,
-            self._moved,
-            self._since,
-            self._iter,
-            self._batches,
-            self._busy,
-            slow.slowest if slow is not None else 0.0,
-            self._stage,
+            *(self._number, SECTIONS.index(now.section), now.waiting, now.printing, now.compiled, now.moved, now.since),
+            *(now.iter, now.batches, now.busy, now.slowest, now.stage.encode()),  # cut to what has room
         )
         start = self._number % 2 * _SLOT_BYTES
         self._buffer[start : start + len(slot) + 4] = slot + _SUM.pack(zlib.crc32(slot))

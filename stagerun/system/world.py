@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stagerun.base.errors import PeerError
-from stagerun.system.host import cpu_quota, evenly
+from stagerun.system.host import cpu_quota
 from stagerun.system.nodelist import per_node
 
 # In our launcher's folder, which is the user's alone, where all workers are of one machine: they meet in it.
@@ -38,35 +38,20 @@ class _Launcher:
     absent: tuple[str, ...] = ()
 
 
+def _comm_world(name: str, prefix: str) -> _Launcher:
+    rank, size, local_rank, local_size = (f"{prefix}_{word}" for word in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+    return _Launcher(name, rank, size, (local_rank,), (local_size,))
+
+
 GIVEN = _Launcher("the environment", "RANK", "WORLD_SIZE", ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",))
-_SLURM_LOCAL = ("SLURM_LOCALID",)
+_STEP, _SLURM_LOCAL = ("SLURM_STEP_ID",), ("SLURM_LOCALID",)
 # In this order: within an allocation the processes of an mpirun have Slurm's variables as well, which describe the step that
 # started its daemons. `srun --mpi=pmi2` sets PMI_RANK as hydra does, but says nothing of the node there.
 _LAUNCHERS = (
-    _Launcher(
-        "Open MPI's mpirun",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        ("OMPI_COMM_WORLD_LOCAL_RANK",),
-        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
-    ),
-    _Launcher(
-        "MVAPICH's mpirun",
-        "MV2_COMM_WORLD_RANK",
-        "MV2_COMM_WORLD_SIZE",
-        ("MV2_COMM_WORLD_LOCAL_RANK",),
-        ("MV2_COMM_WORLD_LOCAL_SIZE",),
-    ),
-    _Launcher(
-        "MVAPICH's mpirun",
-        "MVP_COMM_WORLD_RANK",
-        "MVP_COMM_WORLD_SIZE",
-        ("MVP_COMM_WORLD_LOCAL_RANK",),
-        ("MVP_COMM_WORLD_LOCAL_SIZE",),
-    ),
-    _Launcher(
-        "srun", "PMI_RANK", "PMI_SIZE", _SLURM_LOCAL, (), present=("SLURM_STEP_ID",), absent=("MPI_LOCALRANKID",)
-    ),
+    _comm_world("Open MPI's mpirun", "OMPI_COMM_WORLD"),
+    _comm_world("MVAPICH's mpirun", "MV2_COMM_WORLD"),
+    _comm_world("MVAPICH's mpirun", "MVP_COMM_WORLD"),
+    _Launcher("srun", "PMI_RANK", "PMI_SIZE", _SLURM_LOCAL, (), present=_STEP, absent=("MPI_LOCALRANKID",)),
     _Launcher(
         "mpiexec.hydra",
         "PMI_RANK",
@@ -74,7 +59,7 @@ _LAUNCHERS = (
         ("MPI_LOCALRANKID", "PALS_LOCAL_RANKID"),
         ("MPI_LOCALNRANKS", "PALS_LOCAL_SIZE"),
     ),
-    _Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", _SLURM_LOCAL, (), present=("SLURM_STEP_ID",)),
+    _Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", _SLURM_LOCAL, (), present=_STEP),
 )
 # Steps of Slurm with such numbers are the shells of sbatch and salloc.
 _LEAST_SHELL = 0xFFFFFFF0
@@ -107,13 +92,11 @@ def default_threads(workers: int) -> int:
     """Threads of each of `workers` on this node: OMP_NUM_THREADS if it says a number, else the processors this process
     may use, no more than its control groups give it the time of, shared evenly; at least 1.
     """
-    return _said("OMP_NUM_THREADS") or evenly(len(os.sched_getaffinity(0)), cpu_quota(), workers)
-
-
-def _said(name: str) -> int | None:
-    """A number above 0; of several, as OpenMP takes them, the first."""
-    said = os.environ.get(name, "").split(",")[0].strip()
-    return int(said) if said.isascii() and said.isdigit() and int(said) > 0 else None
+    said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # OpenMP takes several, by level
+    if said.isascii() and said.isdigit() and int(said) > 0:
+        return int(said)
+    processors, quota = len(os.sched_getaffinity(0)), cpu_quota()
+    return max(1, (processors if quota is None else min(processors, int(quota))) // workers)
 
 
 def relayed(environment: Mapping[str, str] = os.environ) -> bool:
@@ -134,13 +117,10 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> World:
     rank, size = _number(environment, found.rank), _number(environment, found.size)
     local_rank, local_size = _local(environment, found, rank, size)
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
-        said = [
-            f"{found.rank}={rank}",
-            f"{found.size}={size}",
-            f"local rank {local_rank}",
-            f"{local_size} on this node",
-        ]
-        raise PeerError(f"what {found.name} says contradicts itself: {', '.join(said)}")
+        raise PeerError(
+            f"what {found.name} says contradicts itself: {found.rank}={rank}, {found.size}={size}, "
+            f"local rank {local_rank}, {local_size} on this node"
+        )
     if theirs := _contradicting(environment):
         place = f"rank {environment[theirs.rank]} of {environment[theirs.size]}"
         raise PeerError(
@@ -171,21 +151,23 @@ def _started(environment: Mapping[str, str], launcher: _Launcher) -> bool:
 
 def _local(environment: Mapping[str, str], launcher: _Launcher, rank: int, size: int) -> tuple[int, int]:
     """The rank among those of this node, and how many they are."""
+    rank_name, size_name = (
+        next((name for name in names if name in environment), "")
+        for names in (launcher.local_rank, launcher.local_size)
+    )
     if launcher is GIVEN:
-        given = [name for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE") if name in environment]
         return (
-            _number(environment, "LOCAL_RANK") if "LOCAL_RANK" in given else rank,
-            _number(environment, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in given else size,
+            _number(environment, rank_name) if rank_name else rank,
+            _number(environment, size_name) if size_name else size,
         )
-    names = [next((n for n in names if n in environment), "") for names in (launcher.local_rank, launcher.local_size)]
-    if launcher.name == "srun" and names[0]:
-        return _number(environment, names[0]), _of_this_node(environment)
-    if not all(names):
+    if launcher.name == "srun" and rank_name:
+        return _number(environment, rank_name), _of_this_node(environment)
+    if not (rank_name and size_name):
         raise PeerError(
             f"{launcher.name} has started this process as rank {rank} of {size}, but says nothing of its place on this node",
             "set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each process",
         )
-    return _number(environment, names[0]), _number(environment, names[1])
+    return _number(environment, rank_name), _number(environment, size_name)
 
 
 def _of_this_node(environment: Mapping[str, str]) -> int:

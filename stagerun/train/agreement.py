@@ -1,4 +1,4 @@
-"""What the workers of a job agree about: rank 0 decides or everyone tries, and an error reaches all; whether they have the same code,
+"""How the workers of a job agree: rank 0 decides, or all try, and an error reaches every rank. And checks that they have the same code,
 schedule and images, see the same output folder, and still hold the same state."""
 
 import json
@@ -17,11 +17,11 @@ from stagerun.base.recipe import Schedule
 from stagerun.base.text import count, listed
 from stagerun.comm import Comm, gather_json
 from stagerun.engine.codec import combined
-from stagerun.launch.compare import Finding, Reads, odd_ones, other_schedules, what_is_read, worst
 from stagerun.system.host import host_name
 from stagerun.system.machine import code_digest, version
 from stagerun.system.typed import read_as
 from stagerun.system.world import World
+from stagerun.train.compare import Finding, Reads, odd_ones, other_schedules, what_is_read, worst
 
 _T = TypeVar("_T")
 
@@ -35,7 +35,7 @@ class ToldByAnother(StagerunError):
 
 
 class SeveralFailed(StagerunError):
-    """What some ranks met, each on lines of its own, with its host."""
+    """The errors of several ranks, each on lines of its own, with its host."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -43,9 +43,9 @@ class SeveralFailed(StagerunError):
 
 
 def rank0(comm: Comm, decide: Callable[[], _T]) -> _T:
-    """`decide()` of rank 0 on every rank; it answers with something that JSON holds as it is. Collective.
+    """Return what `decide()` returns on rank 0, on every rank: a value that JSON holds as it is. Collective.
 
-    A StagerunError of rank 0's is raised there, and ToldByAnother elsewhere, so that no one waits for a rank that is gone.
+    A StagerunError of rank 0's is raised there, and ToldByAnother elsewhere, so that no rank waits for one that is gone.
     """
     if comm.rank == 0:
         try:
@@ -62,7 +62,7 @@ def rank0(comm: Comm, decide: Callable[[], _T]) -> _T:
 
 
 def everyone(comm: Comm, do: Callable[[], _T]) -> _T:
-    """`do()` on every rank. Collective. When any raised a StagerunError, rank 0 raises them all as one."""
+    """Call `do()` on every rank, and return what it returns here. Collective. If ranks raise a StagerunError, rank 0 raises all of them as one."""
     mine: StagerunError | None = None
     try:
         done = do()
@@ -82,20 +82,19 @@ def everyone(comm: Comm, do: Callable[[], _T]) -> _T:
 
 
 def anyone(comm: Comm, yes: bool) -> bool:
-    """Whether any rank says yes. Collective."""
+    """Return whether any rank says yes. Collective."""
     asked = torch.tensor([float(yes)])
     comm.all_reduce(asked)()
     return bool(asked > 0)
 
 
 def hosts_of(comm: Comm) -> list[str]:
-    """By rank. Collective."""
+    """Return the host of each rank. Collective."""
     return gather_json(comm, host_name())
 
 
 def only_here(comm: Comm, hosts: Sequence[str], out: str) -> str:
-    """What it means that the output folder is on rank 0's host alone, by its file system; '' where it isn't, or there is one host.
-    Collective."""
+    """Return a warning if the output folder is on a file system of rank 0's host alone, else ''. Collective."""
     if len(set(hosts)) == 1:
         return ""
     kind = rank0(comm, lambda: store.local_kind(Path(out)))
@@ -103,7 +102,7 @@ def only_here(comm: Comm, hosts: Sequence[str], out: str) -> str:
 
 
 def require_same_code(comm: Comm) -> None:
-    """StagerunError, on rank 0, where hosts have another stagerun or torch, naming the odd ones. Collective.
+    """Raise a StagerunError on rank 0 if hosts differ in stagerun or torch, naming the outliers. Collective.
 
     It comes before any other collective: ranks of different code would wait for different things.
     """
@@ -122,8 +121,8 @@ def require_same_code(comm: Comm) -> None:
 
 
 def require_same_schedule(comm: Comm, world: World, schedule: Schedule) -> None:
-    """The same where schedules or images differ. More is compared than what training depends on: ranks that evaluate at other iterations
-    would wait for each other for ever. One worker of each host looks at the images; what is missing is reported when they are opened.
+    """Raise if ranks differ in their schedules or images, as `require_same_code` does. More is compared than what training depends on: ranks that evaluate at other iterations
+    would wait for each other forever. One worker of each host looks at the images; what is missing is reported when they are opened.
     Collective."""
     if comm.size == 1:
         return
@@ -143,13 +142,13 @@ def require_same_schedule(comm: Comm, world: World, schedule: Schedule) -> None:
 
 
 def _differs(comm: Comm, whole: Mapping[str, object], part: Mapping[str, object]) -> bool:
-    """Whether any rank's `part`, which is as much as it knows, is not that of rank 0's `whole`. Two small collectives."""
+    """Return whether any rank's `part` (what this rank knows) differs from rank 0's `whole`. Two small collectives."""
     first = json.loads(comm.broadcast_bytes(json.dumps(whole).encode() if comm.rank == 0 else None))
     return anyone(comm, any(first.get(name) != value for name, value in part.items()))
 
 
 def refuse(comm: Comm, findings: Sequence[Finding]) -> NoReturn:
-    """Raises on all ranks; rank 0 says why."""
+    """Raise on all ranks; rank 0 says why."""
     code = worst(findings)
     if comm.rank != 0:
         raise ToldByAnother(code)
@@ -157,7 +156,7 @@ def refuse(comm: Comm, findings: Sequence[Finding]) -> NoReturn:
 
 
 def _names(hosts: Sequence[str], states: Sequence[str]) -> list[str]:
-    """What each rank is called: by its host, where all ranks of that host are alike; else by its number, too."""
+    """Name each rank: by its host if all ranks of that host are alike, else with its number, too."""
     kinds = Counter(host for host, _ in set(zip(hosts, states, strict=True)))
     return [host if kinds[host] == 1 else f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
 
@@ -167,7 +166,7 @@ _NAMED = 3
 
 
 def compare(comm: Comm, where: str, digests: Mapping[str, int], good: bool = True) -> tuple[bool, RanksDiffer | None]:
-    """(whether every rank says `good`, the error if `digests`, by tensor, are not the same on all ranks). Both are the same on every rank.
+    """Return whether every rank says `good`, and the error if `digests` (by tensor) differ between ranks; both the same on every rank.
     Collective: one sum of a few bytes, and more only where they differ. PeerError.
 
     The ranks compute their state from the same sums, each for itself: a bit that flips in the memory of one, or an update that goes wrong
@@ -211,7 +210,7 @@ def different(where: str, hosts: Sequence[str], digests: Sequence[Mapping[str, i
 
 @torch.no_grad()
 def hand_out(comm: Comm, tensors: Iterable[torch.Tensor]) -> None:
-    """Gives rank 0's values to the tensors of every rank. Collective."""
+    """Copy rank 0's values into the tensors of every rank. Collective."""
     for tensor in tensors:
         whole = tensor.contiguous()  # a broadcast needs dense memory in the same order on both sides
         comm.broadcast(whole)

@@ -12,10 +12,10 @@ from stagerun.base.caffe_file import Blob
 from stagerun.base.errors import DataError
 from stagerun.base.recipe import WEIGHTS_DIGEST, Model, Schedule, Solver, Stage, Weights
 from stagerun.base.text import count
+from stagerun.data.weights import data_of, find, read_state
 from stagerun.language.caffe_names import here, in_history, layers_of
 from stagerun.plan.transfer import Mistake
 from stagerun.schedule import slots_of
-from stagerun.store.given import data_of, find, read_state
 from stagerun.system.files import mapped
 
 FIELD = "solverstate"

@@ -1,29 +1,20 @@
 """`stagerun run` on the command line: this process is a worker, or starts them on this machine or on several hosts."""
 
-import os
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from stagerun.base.errors import UsageError
-from stagerun.base.text import duration
-from stagerun.command.ending import over_live_line
+from stagerun.command.ending import over_live_line, stopped_after
 from stagerun.command.options import command
-from stagerun.command.shared import limits
 from stagerun.language import load
-from stagerun.launch import StopRequest
-from stagerun.launch.options import HostOptions, chosen_hosts
+from stagerun.launch.options import HostOptions, chosen_hosts, devices
 from stagerun.launch.start import Job, joined, start, work
-from stagerun.launch.watch.worker import Monitored
-from stagerun.launch.worker_count import devices
-from stagerun.system import signals
-from stagerun.system.world import World, default_threads, rank_said
+from stagerun.logs.table import require_packages
+from stagerun.system.host import nvidia_gpus
+from stagerun.system.world import default_threads
 from stagerun.train.first_look import look_first
-from stagerun.train.logs.table import require_packages
 from stagerun.train.options import Cut, RunOptions
-from stagerun.train.parallel import refuse, train_side_by_side
+from stagerun.train.parallel import train_side_by_side
 
 
 @command(grouped=True)
@@ -35,72 +26,57 @@ def run(options: RunOptions, hosts: HostOptions) -> int:
     """
     others = chosen_hosts(hosts)
     if options.parallel is not None:
-        refuse(options, others is not None)
+        _refuse_with_parallel(options, others is not None)
     with stopped_after(options.stop_after):
         over_live_line()
-        _check(options)
+        require_packages(options.log)
+        orders = options.orders  # UsageError for a --timeout
+        if options.replay is not None and options.redo:
+            raise UsageError("--replay with --redo", "take another --out to replay once more")
         if others is not None:
             return _on_hosts(options, others)
-        job = job_of(options)
         if joined(options.nproc):
-            return work(job, options.orders)
-        return _start(job, options)
+            return work(job_of(options), orders)
+        return _start(options)
 
 
-@contextmanager
-def stopped_after(seconds: float | None) -> Iterator[None]:
-    """Within it this process gets a stop signal from itself after that time; None: never.
-
-    The process is the one that the user called, so a launcher hands the signal on as it does any other. Of the workers that another
-    program started, rank 0 alone has a clock, and the others follow it as they follow a signal that reached one of them.
-    """
-    if seconds is None or rank_said() != 0:
-        yield
-        return
-
-    def strike() -> None:
-        # A second SIGINT would end it at once.
-        numbers = [number for number in signals.stop_signals() if number != signal.SIGINT]
-        if numbers:  # none once all is done
-            signals.say(f"--stop-after {duration(seconds)}: the time is up")
-            os.kill(os.getpid(), signal.SIGTERM if signal.SIGTERM in numbers else numbers[0])
-
-    clock = threading.Timer(seconds, strike)
-    clock.daemon = True
-    with signals.held():  # so that the thread which sends the signal is not the one that gets it
-        clock.start()
-    try:
-        yield
-    finally:
-        clock.cancel()
-
-
-def _check(options: RunOptions) -> None:
-    """UsageError for options that don't go together, before anything is started."""
-    require_packages(options.log)
-    limits(options.timeouts)
-    if options.replay is not None and options.redo:
-        raise UsageError("--replay with --redo", "take another --out to replay once more")
+def _refuse_with_parallel(options: RunOptions, others: bool) -> None:
+    """UsageError for what can't go with --parallel."""
+    wrong = {
+        "--nproc": options.nproc not in (None, 1), "--hosts": others, "--profile": options.profile is not None,
+        "--replay": options.replay is not None, "--log": bool(options.log),
+        "--bind numa": options.bind == "numa", "--timeout": bool(options.timeouts),
+    }  # fmt: skip
+    if names := [name for name, given in wrong.items() if given]:
+        raise UsageError(
+            f"--parallel with {' and '.join(names)}: stages side by side have one worker each, on this machine",
+            "leave one of them out",
+        )
+    if nvidia_gpus():
+        raise UsageError("--parallel with a GPU", "stages side by side are for processors: leave --parallel out")
 
 
 def job_of(options: RunOptions, cut: Cut | None = None) -> Job:
     """What a worker of the run does."""
 
-    def job(world: World, stop: StopRequest, watch: Monitored | None) -> int:
-        from stagerun.train.run import train  # and with it torch
+    def job(world: Any, stop: Any, watch: Any) -> int:
+        from stagerun.train.worker import train  # and with it torch
 
         return train(options, world, stop, watch, cut)
 
     return job
 
 
-def _start(job: Job, options: RunOptions) -> int:
-    schedule = load(options.folder, options.overrides)
+def _start(options: RunOptions) -> int:
+    schedule, job = load(options.folder, options.overrides), job_of(options)
     if options.parallel is not None and options.parallel > 1:
-        code = train_side_by_side(options, schedule)
+        options = replace(options, threads=options.threads or default_threads(options.parallel))
+        code: int | None = look_first(options, schedule, 1)
+        if code is None:
+            code = train_side_by_side(options, schedule)
         if code is not None:
             return code
-        options = replace(options, nproc=1, threads=options.threads or default_threads(options.parallel), retry=True)
+        options = replace(options, nproc=1, retry=True)
     nproc = options.nproc or devices(schedule)
     done = look_first(options, schedule, nproc)
     return done if done is not None else start(job, options.orders, nproc)

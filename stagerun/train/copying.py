@@ -57,14 +57,14 @@ class Task(threading.Thread):
     def __init__(self, work: Callable[[Stop, Watch], None]) -> None:
         super().__init__(name="images", daemon=True)
         self.progress = Progress(0, 0, waiting=True)
-        self._work, self._error = work, list[BaseException]()
-        self._stop_asked, self._stopped_at = threading.Event(), 0.0
+        self._work, self._stop_asked, self._stopped_at = work, threading.Event(), 0.0
+        self._error: BaseException | None = None
 
     def run(self) -> None:
         try:
             self._work(self._stop_asked.is_set, self._watch)
         except BaseException as error:  # whatever it is, it belongs to the rank
-            self._error.append(error)
+            self._error = error
 
     def _watch(self, progress: Progress) -> None:
         self.progress = progress
@@ -78,15 +78,14 @@ class Task(threading.Thread):
         if self.is_alive():
             late = self._stop_asked.is_set() and time.monotonic() > self._stopped_at + _PATIENCE_S
             return Status.STOPPED if late else Status.WAITING if self.progress.waiting else Status.RUNNING
-        if self._error:
-            return Status.STOPPED if isinstance(self._error[0], CopyStopped) else Status.FAILED
-        return Status.DONE
+        if self._error is None:
+            return Status.DONE
+        return Status.STOPPED if isinstance(self._error, CopyStopped) else Status.FAILED
 
     def require_done(self) -> None:
         """Raise what went wrong in the thread; a stop is no error."""
-        for error in self._error:
-            if not isinstance(error, CopyStopped):
-                raise error
+        if self._error is not None and not isinstance(self._error, CopyStopped):
+            raise self._error
 
     def close(self) -> None:
         self.stop()
@@ -149,11 +148,16 @@ def _all_rows(comm: Comm, row: Sequence[int]) -> list[list[int]]:
     return table.tolist()
 
 
-def _on_hosts(said: Sequence[tuple[str, str]], all_hosts: bool = True) -> Iterator[str]:
-    """Each text of (host, text) once, after the hosts that say it."""
+def _heard(comm: Comm, texts: Sequence[str]) -> list[tuple[str, str]]:
+    """(host, text) of what all ranks say. Collective."""
+    return [(host, text) for host, said in gather_json(comm, [host_name(), texts]) for text in said]
+
+
+def _notes(said: Sequence[tuple[str, str]], named: bool = True, warning: bool = False) -> Iterator[Note]:
+    """Each text of (host, text) once; if `named`, after the hosts that say it."""
     for text in dict.fromkeys(text for _, text in said):
         hosts = list(dict.fromkeys(host for host, other in said if other == text))
-        yield f"{listed(hosts, _MOST_NODES_NAMED)}: {text}" if all_hosts else text
+        yield Note(text=f"{listed(hosts, _MOST_NODES_NAMED)}: {text}" if named else text, warning=warning)
 
 
 class Copying:
@@ -191,10 +195,9 @@ class Copying:
 
     def _result(self, comm: Comm) -> Iterator[Note]:
         copied, seconds = (sum(getattr(copy, what) for copy in self._copies) for what in ("bytes", "seconds"))
-        removed = [f"removed {old.folder}, to make room: a copy of {old.manifest.source}" for old in self._removed]
-        ranks = gather_json(comm, [host_name(), seconds, copied, removed])
+        ranks = gather_json(comm, [host_name(), seconds, copied])
         # Of a node's ranks one has copied.
-        host, seconds, copied, _ = max(ranks, key=lambda rank: rank[1] if rank[2] else -1)
+        host, seconds, copied = max(ranks, key=lambda rank: rank[1] if rank[2] else -1)
         if copied:
             rate = f", {size(copied / seconds)}/s" if seconds else ""
             where = f", slowest {host}" if len({rank[0] for rank in ranks}) > 1 else ""
@@ -203,8 +206,8 @@ class Copying:
             )
         else:
             yield Note(text=f"the images are in {self._scratch}")
-        for text in _on_hosts([(host, text) for host, _, _, removed in ranks for text in removed]):
-            yield Note(text=text)
+        removed = [f"removed {old.folder}, to make room: a copy of {old.manifest.source}" for old in self._removed]
+        yield from _notes(_heard(comm, removed))
 
     def _require_same(self, comm: Comm) -> None:
         """DataError on all ranks where nodes have copies of one state of an LMDB that differ: some would train on other images."""
@@ -237,15 +240,15 @@ class Copying:
 
     def news(self, comm: Comm, all_nodes: bool) -> Iterator[Note]:
         """What has happened since the last call, on rank 0's node or, collectively, on all of them."""
-        mine = list[list[str]]()
+        mine = list[str]()
         for records in self._records:
             while records.trouble:
-                mine.append([host_name(), records.trouble.pop(0)])
-        heard = [one for rank in (gather_json(comm, mine) if all_nodes else [mine]) for one in rank]
+                mine.append(records.trouble.pop(0))
+        heard = _heard(comm, mine) if all_nodes else [(host_name(), text) for text in mine]
         # A node's ranks all say how it went.
-        new = [(host, text) for host, text in heard if (host, text) not in self._said]
+        new = [one for one in heard if one not in self._said]
         self._said |= set(new)
-        yield from (Note(text=text, warning=True) for text in _on_hosts(new))
+        yield from _notes(new, warning=True)
 
     def close(self) -> None:
         """Stops what is still being copied, which the next run goes on with, and lets go of the copies."""
@@ -310,9 +313,8 @@ class Importing:
         self._tasks.append(Task(work))
         if (yield from meet(self._tasks[-1], comm, stop, "importing the images", str)):
             return True
-        heard = gather_json(comm, [[host_name(), text] for one in imported for text in one.said])
-        said = [(host, text) for rank in heard for host, text in rank]
-        yield from (Note(text=text) for text in _on_hosts(said, all_hosts=len(set(hosts_of(comm))) > 1))
+        heard = _heard(comm, [text for one in imported for text in one.said])
+        yield from _notes(heard, named=len(set(hosts_of(comm))) > 1)
         return False
 
     def remove_others(self, comm: Comm, first: bool) -> None:

@@ -1,6 +1,6 @@
-"""What the bits of a stage depend on besides its definition, and what is promised where it goes on."""
+"""What the bits of a stage depend on besides its definition, and what a run promises where it resumes."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import torch
@@ -17,9 +17,12 @@ from stagerun.engine.augment import colours_made_by
 from stagerun.engine.device import RECORDED_SINCE, differences, environment, flags_apart
 from stagerun.plan import Plan, PlannedStage, State
 
+# What the bits of a stage depend on besides its definition, in this process.
+Environment = Callable[[Stage], Mapping[str, str]]
+
 
 def other_machines(comm: Comm, device: torch.device) -> str:
-    """What other ranks compute with, where that is not what rank 0 does; '' where all are alike. Collective."""
+    """Describe what other ranks compute with, if it differs from rank 0; '' if all are alike. Collective."""
     mine = _machine(device, comm.size, "")
     found = gather_json(comm, mine)
     ranks: dict[str, list[str]] = {}
@@ -42,7 +45,7 @@ def _machine(device: torch.device, workers: int, reducer: str) -> dict[str, str]
 def environment_of(
     schedule: Schedule, stage: Stage, device: torch.device, workers: int, others: str = ""
 ) -> dict[str, str]:
-    """Stored in the stage's snapshots, and compared with those that it goes on from. `others` as of `other_machines`."""
+    """Return what the stage's snapshots record, and what is compared with the snapshot that it resumes from. `others`: see `other_machines`."""
     found = _machine(device, workers, layout_of(schedule.determinism, workers))
     if others:
         found["other ranks"] = others
@@ -56,9 +59,9 @@ def environment_of(
 
 
 def promise(schedule: Schedule, planned: PlannedStage, now: dict[str, str], replays: bool = False) -> Note | None:
-    """BIT-EXACT, or EQUIVALENT and why, on rank 0. A stage that starts has nothing to be exact to: only an environment
-    unlike its parent's is reported. For a finished stage whose evaluation was interrupted, the evaluation is what goes on. Pushes of
-    several workers (`method: ASYNC`) are exact to a record alone, which `replays` says is there, and then whatever the number of workers."""
+    """Say BIT-EXACT, or EQUIVALENT and why, on rank 0. A stage that starts has nothing to be exact to: only an environment
+    unlike its parent's is reported. If the evaluation of a finished stage was interrupted, the evaluation is what resumes. Pushes of
+    several workers (`method: ASYNC`) are exact only to a record (`replays`), with any number of workers."""
     piece, tested = planned.until is not None, planned.state is State.DONE
     before = planned.like if piece else planned.end if tested else planned.start
     if before is None or (tested and not planned.stage.data.val):
@@ -91,17 +94,12 @@ def promise(schedule: Schedule, planned: PlannedStage, now: dict[str, str], repl
 
 
 def promise_of_ensemble(
-    schedule: Schedule,
-    ensemble: Ensemble,
-    members: Iterable[SnapshotRef],
-    device: torch.device,
-    workers: int,
-    others: str = "",
+    schedule: Schedule, ensemble: Ensemble, members: Iterable[SnapshotRef], environment: Environment
 ) -> Note | None:
-    """EQUIVALENT and why, where a member was trained in another environment than the ensemble is evaluated in."""
+    """Say EQUIVALENT and why, if a member was trained in another environment than the ensemble is evaluated in."""
     changed: dict[str, None] = {}
     for (name, _), ref in zip(ensemble.points, members, strict=True):
-        now = environment_of(schedule, schedule.stage(name), device, workers, others)
+        now = environment(schedule.stage(name))
         evaluated = not ensemble.rule.averages  # else its statistics are of the training images
         changed |= dict.fromkeys(_changed(schedule, ref, now, evaluated))
     if not changed:
@@ -111,7 +109,7 @@ def promise_of_ensemble(
 
 
 def require_exact(said: Note | None) -> None:
-    """ResumeRefused where something would go on of which the bits are not promised: `said` of it."""
+    """Raise ResumeRefused if what comes next does not promise the same bits. `said`: the promise."""
     if said is not None and (said.warning or "is BIT-EXACT" not in said.text):
         raise ResumeRefused(
             f"--require-bit-exact: {said.text}",
@@ -119,14 +117,14 @@ def require_exact(said: Note | None) -> None:
         )
 
 
-def require_same(plan: Plan, device: torch.device, workers: int, others: str = "") -> None:
-    """ResumeRefused where the plan would bring back a snapshot that is gone, in another environment than it was made in, though
-    stages came from there that count: they would be stale afterwards. What --redo names is let be."""
+def require_same(plan: Plan, environment: Environment) -> None:
+    """Raise ResumeRefused if the plan would train a missing snapshot again in another environment, and finished stages started from it:
+    they would be stale afterwards. Stages that --redo names may be."""
     schedule, texts, names = plan.schedule, list[str](), dict[str, None]()
     for lost in plan.lost:
         if lost.like is None or not lost.unasked:
             continue
-        now = environment_of(schedule, schedule.stage(lost.stage), device, workers, others)
+        now = environment(schedule.stage(lost.stage))
         # What no one recorded may be as it was; if not, the plan sees other bits when they are there.
         unknown = (RECORDED_SINCE | {TRAINING_SET}) - lost.like.environment.keys()
         changed = _changed(schedule, lost.like, {name: value for name, value in now.items() if name not in unknown})
@@ -147,8 +145,8 @@ def require_same(plan: Plan, device: torch.device, workers: int, others: str = "
         )
 
 
-def _changed(schedule: Schedule, before: SnapshotRef, now: dict[str, str], evaluated: bool = False) -> list[str]:
-    """`evaluated`: nothing more is trained, so that the training images don't matter."""
+def _changed(schedule: Schedule, before: SnapshotRef, now: Mapping[str, str], evaluated: bool = False) -> list[str]:
+    """Return what differs. `evaluated`: nothing is trained any more, so the training images don't matter."""
     of_then, of_now = dict(before.environment), dict(now)
     old, new = (found.pop(TRAINING_SET, "") for found in (of_then, of_now))
     found = differences(of_then, of_now, schedule.determinism is Determinism.ELASTIC)

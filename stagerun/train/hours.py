@@ -12,8 +12,9 @@ from stagerun.base.events import StageFinished
 from stagerun.base.pace import pace
 from stagerun.base.recipe import Schedule
 from stagerun.base.text import count, size
+from stagerun.logs.log_file import LOG, Life, read_last_life
 from stagerun.plan import Plan
-from stagerun.plan.budget import Budget, budget, render_budget
+from stagerun.plan.budget import budget, render_budget
 from stagerun.plan.ensembles import ensembles_left, ensembles_record, ensembles_text
 from stagerun.plan.estimate import Figures, doubts, speeds_of
 from stagerun.plan.hours import (
@@ -29,8 +30,6 @@ from stagerun.plan.hours import (
     render_hours,
 )
 from stagerun.system.lmdb_file import data_file
-from stagerun.train.log_file import Life, read_last_life
-from stagerun.train.output import LOG
 from stagerun.train.results import planned_ensembles, read_figures, results
 
 
@@ -52,13 +51,18 @@ def beside(plan: Plan, out: Path, images_per_second: float | None, allocation: f
     hours = find_hours(plan, out, images_per_second)
     ensembles = planned_ensembles(plan, out)
     together = ensembles_left(plan.schedule, ensembles, hours.speeds) if hours else {}
-    ends = find_budget(plan, hours, allocation, together) if allocation is not None else None
     blocks = [ensembles_text(ensembles)]
     record: dict[str, object] = {"ensembles": ensembles_record(ensembles)}
     if hours:
         blocks.append(render_hours(plan, hours, together))
         record["time"] = hours_record(plan, hours, together)
-    if ends:
+    if allocation is not None:
+        if hours is None:
+            raise UsageError("--budget needs to know how fast training is, and nothing was measured here", HINT)
+        if unknown := [planned.label for planned in plan.work if planned.stage.name not in hours.speeds]:
+            raise UsageError(f"--budget: stage {', '.join(unknown)} {hours.unknown}", HINT)
+        seconds = sum(time.total for time in together.values() if time is not None)
+        ends = budget(plan, hours, allocation, seconds)
         blocks.append(render_budget(ends))
         record["budget"] = asdict(ends)
     return Beside(tuple(blocks), record)
@@ -86,29 +90,27 @@ class TimeLeft:
 
 def find_hours(plan: Plan, out: Path, images_per_second: float | None) -> Hours | None:
     """None where no speed is given or measured. StorageError, PermissionDenied for a log that can't be read."""
-    schedule = plan.schedule
-    figures, life = read_figures(out), read_last_life(out / LOG)
-    run = measured(life.seen) if life is not None else None
+    schedule, figures, life = plan.schedule, read_figures(out), read_last_life(out / LOG)
+    run = measured(life.seen)
+    speeds = _speeds(plan, out, life) if run is not None and (figures is None or _is_newer(life, figures)) else {}
     if images_per_second is not None:
-        return _copying(_given(schedule, images_per_second, figures, run), schedule)
-    if life is not None and run is not None and (figures is None or _newer(life, figures)):
-        speeds = _speeds(plan, out, life)
-        if speeds:
-            return _copying(hours_of_run(schedule, run, speeds), schedule)
-    return _copying(_rehearsed(plan, figures), schedule) if figures is not None else None
+        hours = _at(schedule, images_per_second, figures, run)
+    elif run is not None and speeds:
+        hours = hours_of_run(schedule, run, speeds)
+    elif figures is not None:
+        hours = _rehearsed(plan, figures)
+    else:
+        return None
+    if schedule.data.scratch is None or hours.opening:
+        return hours
+    with suppress(OSError, StagerunError):  # images that are not here: another note says so
+        images = size(sum(data_file(schedule.lmdb(source)).stat().st_size for source in schedule.sources))
+        note = f"{images} of images are copied to {schedule.data.scratch} of each node first, which was not timed"
+        return replace(hours, notes=(*hours.notes, note))
+    return hours
 
 
-def find_budget(plan: Plan, hours: Hours | None, seconds: float, together: Mapping[str, Spent | None]) -> Budget:
-    """`together`: what the ensembles take. UsageError where the speed of a stage with something to train is not known."""
-    if hours is None:
-        raise UsageError("--budget needs to know how fast training is, and nothing was measured here", HINT)
-    unknown = [p.label for p in plan.work if p.stage.name not in hours.speeds]
-    if unknown:
-        raise UsageError(f"--budget: stage {', '.join(unknown)} {hours.unknown}", HINT)
-    return budget(plan, hours, seconds, sum(time.total for time in together.values() if time is not None))
-
-
-def _given(schedule: Schedule, rate: float, figures: Figures | None, run: Measured | None) -> Hours:
+def _at(schedule: Schedule, rate: float, figures: Figures | None, run: Measured | None) -> Hours:
     """At that speed; what doesn't go with it as it was measured here. Of a rehearsal, snapshots alone: its starts are those
     of the machine that it was on, with a first iteration in them."""
     if run is not None and run.blocked is not None:
@@ -122,16 +124,14 @@ def _given(schedule: Schedule, rate: float, figures: Figures | None, run: Measur
 
 def _speeds(plan: Plan, out: Path, life: Life) -> dict[str, float]:
     """Images per second of each stage that was trained, and of the one that is being trained."""
+    ended = [(result.stage, result.images_per_second) for result in (*results(plan, out), *life.of(StageFinished))]
+    if life.window and (now := life.window[-1].stage) not in {stage for stage, rate in ended if rate > 0}:
+        ended.append((now, pace(life.window).images_per_second))
     known = {stage.name for stage in plan.schedule.stages}
-    ended = (*results(plan, out), *(e for e in life.of(StageFinished) if e.stage in known))
-    found = {r.stage: r.images_per_second for r in ended if r.images_per_second > 0}
-    if life.window and (name := life.window[-1].stage) in known and name not in found:
-        rate = pace(life.window).images_per_second
-        found |= {name: rate} if rate > 0 else {}
-    return found
+    return {stage: rate for stage, rate in ended if rate > 0 and stage in known}
 
 
-def _newer(life: Life, figures: Figures) -> bool:
+def _is_newer(life: Life, figures: Figures) -> bool:
     """Whether the run went on after the rehearsal."""
     with suppress(ValueError, OverflowError):
         return life.last is not None and life.last[0] >= time.mktime(time.strptime(figures.date, "%Y-%m-%d %H:%M"))
@@ -150,15 +150,3 @@ def _rehearsed(plan: Plan, figures: Figures) -> Hours:
         notes=tuple(f"a rough estimate: {doubt}" for doubt in doubts(plan, figures)),
         unknown=f"was left out of the rehearsal of {figures.date}, or has changed since: rehearse again",
     )
-
-
-def _copying(hours: Hours, schedule: Schedule) -> Hours:
-    """With how much there is to copy, where the time of it is not known and the images are here."""
-    if schedule.data.scratch is None or hours.opening:
-        return hours
-    try:
-        images = sum(data_file(schedule.lmdb(s)).stat().st_size for s in schedule.sources)
-    except (OSError, StagerunError):  # they are not here; another note says so
-        return hours
-    note = f"{size(images)} of images are copied to {schedule.data.scratch} of each node first, which was not timed"
-    return replace(hours, notes=(*hours.notes, note))

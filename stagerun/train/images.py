@@ -1,37 +1,32 @@
 """The images of a schedule as this rank reads them."""
 
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from stagerun.base.events import Note
 from stagerun.base.recipe import Cache, Schedule, Source, Stage, Transform
 from stagerun.comm import Comm
-from stagerun.data.loader import Loader
-from stagerun.data.loaders import evaluation_loader, evenly, training_loader
+from stagerun.data.loader import Loader, LoaderOptions
+from stagerun.data.loaders import evaluation_loader, evenly, network_input, training_loader
 from stagerun.data.pictures import Decoded, make_memory
 from stagerun.data.preflight import opened, require_usable
 from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import Records
-from stagerun.data.synthetic import write_synthetic
 from stagerun.engine.augment import make_augment
-from stagerun.engine.feed import Resident
-from stagerun.engine.images import Batch
 from stagerun.language.nets import ignored_in
-from stagerun.plan.rehearsal import synthetic_images, with_sources
 from stagerun.system.world import World
-from stagerun.train.agreement import everyone, rank0
+from stagerun.train.agreement import everyone
 from stagerun.train.copying import Copying, Importing
 from stagerun.train.labels import Table, with_labels
 
+if TYPE_CHECKING:
+    from stagerun.engine.feed import Resident
+    from stagerun.engine.images import Batch
+
 _CPU = torch.device("cpu")
 _MOST_THREADS = 8
-SYNTHETIC_IMAGES = 512
 
 
 def default_loader_threads(device: str, threads: int) -> int:
@@ -81,21 +76,17 @@ class Images:
         self._sharers = world.local_size
         if (yield from self.imported(comm, stop)):
             return True
-        if self._copying is not None:
-            stopped = yield from self._copying.first(comm, stop)
-            if stopped:
-                return True
-        everyone(comm, self.open_here)
-        return False
+        if self._copying is not None and (yield from self._copying.first(comm, stop)):
+            return True
 
-    def open_here(self) -> None:
-        """Opens the LMDBs where they are, or the copies that were made. DataError, StorageError."""
-        if self._copying is None:
-            self._records = opened(self.schedule)
-            return
-        copies: dict[str, Records] = {records.name: records for records in self._copying.records()}
-        imports = [source for source in self.schedule.sources if source.path in self.schedule.imports]
-        self._records = copies | opened(self.schedule, imports)
+        def open_here() -> None:
+            copies = self._copying.records() if self._copying is not None else []
+            copied = {records.name for records in copies}
+            others = [source for source in self.schedule.sources if source.path not in copied]
+            self._records = opened(self.schedule, others) | {records.name: records for records in copies}
+
+        everyone(comm, open_here)
+        return False
 
     def imported(self, comm: Comm, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
         """Imports what is not yet imported. Collective; `open` does it, too. True if asked to stop."""
@@ -132,35 +123,23 @@ class Images:
             self.training(stage),
             self.schedule,
             stage,
-            threads=self._threads,
+            options=LoaderOptions(threads=self._threads, memory=self.memory(stage)),
             python=self._python_transform(stage),
             augment=make_augment(stage.solver.transform),
-            memory=self.memory(stage),
             start=start,
         )
 
     def _python_transform(self, stage: Stage) -> PythonTransform | None:
         """Imported when the first stage wants it. UsageError."""
         name = stage.solver.transform.python
-        if name is None:
-            return None
-        if name not in self._python:
+        if name is not None and name not in self._python:
             self._python[name] = PythonTransform(name, self.schedule.python)
-        return self._python[name]
+        return self._python[name] if name is not None else None
 
     def whole_images(self, stage: Stage) -> Loader:
         """The stage's training images in key order, as they are in the LMDB."""
-        model = stage.model
-        return Loader(
-            self.training(stage),
-            Transform(),
-            train=False,
-            channels=model.channels,
-            num_classes=model.num_classes,
-            threads=self._threads,
-            numbered=stage.data.train.labels is not None,
-            ignored=ignored_in(stage).train,
-        )
+        network = network_input(stage, ignored_in(stage).train, stage.data.train.labels is not None)
+        return Loader(self.training(stage), Transform(), network, options=LoaderOptions(threads=self._threads))
 
     def memory(self, stage: Stage) -> Decoded | None:
         """Where the stage's training images stay once they are decoded, the same for all stages that have them; None if they don't."""
@@ -178,7 +157,7 @@ class Images:
         """The images of one of the stage's validation sets, each once."""
         return evaluation_loader(self._records[val.path], stage, threads=self._threads, numbered=val.labels is not None)
 
-    def labelled(self, batches: Iterator[Batch], stage: Stage, source: Source) -> Iterator[Batch]:
+    def labelled(self, batches: "Iterator[Batch]", stage: Stage, source: Source) -> "Iterator[Batch]":
         """The stage's batches of one of its sets; where images have several labels, with these in place of the numbers of records."""
         if source.labels is None:
             return batches
@@ -187,39 +166,10 @@ class Images:
     def preflight(self, comm: Comm) -> None:
         """Looks at some records of each LMDB as each stage would, and reads the labels of images that have several. Collective. DataError,
         RecipeError, UsageError."""
-        everyone(comm, self._look)
+        everyone(comm, lambda: require_usable(self.schedule, self._records, self.memory, self._python_transform))
         for stage in self.schedule.stages:
             for source in (stage.data.train, *stage.data.val) if stage.enabled else ():
                 key = source.path, source.labels_path, stage.model.num_classes
                 if source.labels is not None and key not in self._tables:
                     self._tables[key] = Table(self._records[source.path], source, key[2], self._device, comm)
         self.looked_at = True
-
-    def _look(self) -> None:
-        require_usable(self.schedule, self._records, self.memory, self._python_transform)
-
-
-@contextmanager
-def made_up_images(schedule: Schedule, synthetic: bool, comm: Comm, world: World) -> Iterator[Schedule]:
-    """The schedule with synthetic images, made in a temporary folder of each node and removed at the end; or as it is."""
-    if not synthetic:
-        yield schedule
-        return
-    # The same name on every node, which no other rehearsal has.
-    name = rank0(comm, lambda: f"stagerun-rehearsal-{os.getuid()}-{os.urandom(8).hex()}")
-    folder = Path(tempfile.gettempdir()) / name
-    try:
-        everyone(comm, lambda: _make_images(schedule, folder) if world.local_rank == 0 else None)
-        train, val = ((str(folder / kind), SYNTHETIC_IMAGES) for kind in ("train", "val"))
-        yield with_sources(schedule, train, val)
-    finally:
-        if world.local_rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)  # processes that have it open keep what they opened
-
-
-def _make_images(schedule: Schedule, folder: Path) -> None:
-    shape, classes = synthetic_images(schedule), min(stage.model.num_classes for stage in schedule.stages)
-    for kind in ("train", "val"):
-        write_synthetic(
-            str(folder / kind), SYNTHETIC_IMAGES, shape.height, shape.width, shape.channels, classes, shape.encoded
-        )

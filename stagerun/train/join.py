@@ -13,8 +13,9 @@ from stagerun.comm import PATIENT, TIMEOUT, Comm, SoloComm, TorchComm, gather_js
 from stagerun.engine.device import choose_device
 from stagerun.language import load
 from stagerun.launch import StopRequest
+from stagerun.launch.stopping import aside
 from stagerun.launch.watch.worker import Monitored
-from stagerun.launch.worker_count import check_workers
+from stagerun.plan.workers import check_workers
 from stagerun.system import numa
 from stagerun.system.host import host_name
 from stagerun.system.pulse import Section
@@ -38,8 +39,8 @@ _FEW = 4
 def join(
     world: World, threads: int | None, stop: StopRequest, watch: Monitored | None = None, patient: bool = False
 ) -> tuple[torch.device, Comm]:
-    """This worker's device and the others. With this the job has started: whoever goes on asks `stop` from time to time. `watch`
-    then knows the others, too. `patient`: time-outs are the monitors' affair, or the user wants none.
+    """Return this worker's device and the group of workers. From now on the caller must ask `stop` from time to time. `watch` gets to know
+    the group, too. `patient`: the monitors see to time-outs, or the user wants none.
 
     UsageError with more workers than GPUs, PeerError if the others don't come.
     """
@@ -48,10 +49,14 @@ def join(
     pulse = watch.pulse if watch is not None else None
     comm: Comm = SoloComm(pulse)
     if world.size > 1:
-        with stop.watched():
+
+        def meet() -> Comm:
             comm = TorchComm(world, device, pulse, PATIENT if patient else TIMEOUT)
             if watch is not None:
                 watch.meet(comm)
+            return comm
+
+        comm = aside(meet)
 
     def when() -> str:
         text = _STOPS[comm.pulse.within]
@@ -65,7 +70,7 @@ def join(
 def load_everywhere(
     folder: str, overrides: Sequence[str], comm: Comm, read: Callable[[str, Sequence[str]], Schedule] = load
 ) -> Schedule:
-    """The schedule as this rank reads it. Collective: where one rank's files have a mistake, no rank waits for it."""
+    """Return the schedule as this rank reads it. Collective: if one rank's files have a mistake, all ranks end."""
     require_same_code(comm)
 
     def read_here() -> Schedule:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,11 +13,11 @@ from stagerun.base.errors import PermissionDenied, ResumeRefused, StorageError
 from stagerun.base.events import RunStarted
 from stagerun.base.recipe import OnNan, Schedule, Stage
 from stagerun.base.snapshots import SnapshotRef, how_far
+from stagerun.data.weights import looked_at
 from stagerun.language import canonical
-from stagerun.plan import Plan, State, changed_fields, make_plan, require_fresh
+from stagerun.plan import Plan, Planner, State, changed_fields, require_fresh
 from stagerun.plan.counting import names_of, targets, under
 from stagerun.store.errors import reporting
-from stagerun.store.given import looked_at
 from stagerun.store.layout import averages_folder
 from stagerun.system.files import who_else_writes
 from stagerun.train.progress import ARRIVALS, CODE, RECIPE, STATE, WEIGHTS, Progress, progress_of
@@ -89,6 +89,12 @@ class Keeper:
         self._lease: store.Lease | None = None
         # Names of the snapshots whose bytes were read back from the disk in this process life, and were those written.
         self._verified: set[str] = set()
+        # What this process life has seen of the folder, which it holds: no manifest is read twice, and no result. `forget` ends that.
+        self._seen: dict[str, SnapshotRef] = {}
+        self.evaluated: set[str] = set()  # names of snapshots whose evaluation is there and counts
+        self._forgotten = False
+        self._planner: Planner | None = None
+        self._texts: tuple[Schedule, dict[str, bytes]] | None = None  # the recipe's files, of this schedule
         # By a snapshot's name, the stage that the newest plan has it for, where it was trained under another name.
         self._names: dict[str, str] = {}
 
@@ -109,7 +115,7 @@ class Keeper:
         # Beats come when they come: on a disk of their own they don't shift the calls of one that is to fail at a certain call.
         lease = store.Lease(self.disk, self.out, beats=store.LocalDisk())
         lease.wait(self._lock.held, self.say, self.stop)
-        found = store.inventory(self.disk, self.out)
+        found = self._look()
         self.began_empty = not found.snapshots and not found.damaged
         newest = standing(self.disk, self.out, self.schedule, found)
         if not self.retry:
@@ -121,7 +127,7 @@ class Keeper:
 
     def _was_harmed(self, ref: SnapshotRef) -> bool:
         """Whether a snapshot read back otherwise than it was written; it is set aside then."""
-        from stagerun.train.stored import most_bytes  # needs torch, which nobody who only imports this does
+        from stagerun.train.snapshot_sizes import most_bytes  # needs torch, which nobody who only imports this does
 
         most = most_bytes(self.schedule.stage(ref.stage).model)  # one of 100 GB is refused before its bytes are read
         if self.read(ref, most) is not None:
@@ -134,7 +140,15 @@ class Keeper:
     def look_at_images(self) -> bool:
         """Look which images and weights there are. Returns whether the images differ from the last look."""
         before, self.schedule = self.schedule.sets, looked_at(self.schedule, self.out)
+        self.evaluated.clear()
         return self.schedule.sets != before
+
+    def forget(self) -> bool:
+        """Have the next plan read the whole folder again, before the run says that nothing is left. False if the last one did."""
+        again, self._forgotten = not self._forgotten, True
+        self._seen.clear()
+        self.evaluated.clear()
+        return again
 
     def close(self, code: int | None = 0) -> None:
         """`code`: what the process ends with; None if it ends without a word, as a killed one does."""
@@ -156,13 +170,16 @@ class Keeper:
 
     def inventory(self) -> store.Inventory:
         """With each snapshot under the stage that the newest plan has it for."""
-        return under(store.inventory(self.disk, self.out), self._names)
+        return under(self._look(), self._names)
+
+    def _look(self) -> store.Inventory:
+        return store.inventory(self.disk, self.out, seen=self._seen)
 
     def plan(self) -> Plan:
         """What is left to do. ResumeRefused when a stage is stale and --redo does not name it; StorageError as of
         `store.answers_now`."""
         while True:
-            found = store.inventory(self.disk, self.out)
+            found = self._look()
             plan = self._made(found)
             if not self._whole and any(self._was_harmed(ref) for ref in relied_on(plan)):
                 continue  # the plan without them relies on others
@@ -175,41 +192,38 @@ class Keeper:
 
     def not_chosen(self) -> tuple[str, ...]:
         """Stages that --only or --until leaves out, and that are still to be trained."""
-        left = self._made(store.inventory(self.disk, self.out)).left_out
+        left = self._made(self._look()).left_out
         return tuple(planned.stage.name for planned in left if planned.state is State.NOT_CHOSEN)
 
     def _made(self, found: store.Inventory) -> Plan:
-        return make_plan(self.schedule, found, *self.selection)
+        if self._planner is None or self._planner.schedule is not self.schedule:
+            self._planner = Planner(self.schedule, *self.selection)
+        return self._planner.plan(found)
 
     def read(self, ref: SnapshotRef, most: Mapping[str, int] | None = None) -> dict[str, bytes] | None:
         """The verified files of a snapshot, or None: it was damaged, and is set aside now. So is one with a file larger than
         `most` allows (`store.read`), and one whose state no run writes: someone else has signed that.
 
-        StorageError where the disk fails and no other snapshot of its stage can be read: then it is the disk that must be mended.
-        ResumeRefused for one that is too large because it is of another network.
+        After an I/O error once more, when another snapshot of the stage could be read: then it was not the disk that was away. Else
+        StorageError: the disk must be mended. ResumeRefused for one that is too large because it is of another network.
         """
-        try:
-            files = self._read(ref, most)
-            progress_of(files)
-            return files
-        except store.TooLarge as error:
-            self._require_same_network(ref, error)
-        except (store.Damaged, ValueError, KeyError):
-            pass
+        tries = 2
+        while tries:
+            try:
+                files = store.read(self.disk, self.out, ref, most)
+                progress_of(files)
+                return files
+            except store.TooLarge as error:
+                self._require_same_network(ref, error)
+                break
+            except store.Damaged as error:
+                tries = tries - 1 if error.disk_fails else 0
+                if tries and not self._another_is_well(ref.stage, ref.name):
+                    raise store.only_one(error) from error
+            except (ValueError, KeyError):
+                break
         self.set_aside(ref)
         return None
-
-    def _read(self, ref: SnapshotRef, most: Mapping[str, int] | None) -> dict[str, bytes]:
-        """As `store.read`; after an I/O error once more, when another snapshot of the stage could be read: then it was not the disk that
-        was away."""
-        try:
-            return store.read(self.disk, self.out, ref, most)
-        except store.Damaged as error:
-            if not error.disk_fails:
-                raise
-            if not self._another_is_well(ref.stage, ref.name):
-                raise store.only_one(error) from error
-        return store.read(self.disk, self.out, ref, most)
 
     def is_harmed(self, stage: str, name: str) -> bool:
         """Whether a snapshot of the stage that counts as damaged is: where the disk fails at it, only if it doesn't at another one."""
@@ -228,12 +242,12 @@ class Keeper:
         return False
 
     def _require_same_network(self, ref: SnapshotRef, error: store.TooLarge) -> None:
-        stage = next((stage for stage in self.schedule.stages if stage.name == ref.stage), None)
-        if stage is not None and any(field.startswith("model.") for field in changed_fields(ref, stage)):
-            raise ResumeRefused(
-                f"snapshot {ref.name} does not fit network `{stage.model.name}`: {error.reason}",
-                "it was trained with another `model`: put that back, or train the stage again with --redo",
-            ) from error
+        for stage in self.schedule.stages:
+            if stage.name == ref.stage and any(field.startswith("model.") for field in changed_fields(ref, stage)):
+                raise ResumeRefused(
+                    f"snapshot {ref.name} does not fit network `{stage.model.name}`: {error.reason}",
+                    "it was trained with another `model`: put that back, or train the stage again with --redo",
+                ) from error
 
     def commit(self, lineage: Lineage, iter: int, files: Mapping[str, store.Blob], progress: Progress) -> SnapshotRef:
         """Writes a snapshot; `files` are the tensors'. Called from the writing thread; one at a time.
@@ -241,7 +255,7 @@ class Keeper:
         StorageError, PermissionDenied, FolderInUseError.
         """
         self.serial += 1
-        return store.commit(
+        ref = store.commit(
             self.disk,
             self.out,
             store.Metadata(
@@ -260,6 +274,8 @@ class Keeper:
             content=tuple(name for name in files if name != ARRIVALS),
             require_held=self.require_held,
         )
+        self._seen[ref.name], self._forgotten = ref, False
+        return ref
 
     def commit_average(
         self, name: str, stage: Stage, iter: int, weights: bytes, environment: Mapping[str, str]
@@ -287,10 +303,12 @@ class Keeper:
                 store.drop(self.disk, root, ref)
 
     def _recipe(self) -> dict[str, bytes]:
-        texts = {RECIPE: canonical(self.schedule).encode()}
-        if code := dict(self.schedule.python.files):
-            texts[CODE] = json.dumps(code).encode()
-        return texts
+        if self._texts is None or self._texts[0] is not self.schedule:
+            texts = {RECIPE: canonical(self.schedule).encode()}
+            if code := dict(self.schedule.python.files):
+                texts[CODE] = json.dumps(code).encode()
+            self._texts = self.schedule, texts
+        return self._texts[1]
 
     def retain(self, newest: SnapshotRef, spared: frozenset[str] | None = None) -> None:
         """Drops what `newest` makes superfluous. `spared`: it is of a stretch that is trained once more, of which only the newest
@@ -303,27 +321,23 @@ class Keeper:
         not read back as it was written: then it is set aside, and the older ones are all there.
         """
         inventory = self.inventory()
-        stage = self.schedule.stage(newest.stage)
+        stage, own = self.schedule.stage(newest.stage), inventory.of(newest.stage)
         pinned = self._pinned(inventory, stage, finished=newest.ends(stage.solver.max_iter))
-        if spared is None:
-            pinned |= _ahead(inventory, stage)
+        pinned |= _ahead(own, stage) if spared is None else spared
         keep = self.schedule.keep_snapshots if spared is None else 1
-        ends = {s.name: s.solver.max_iter for s in self.schedule.stages}
-        pinned |= spared or frozenset()
         # One of another definition takes no place among those to keep.
-        alike = tuple(r for r in inventory.snapshots if r.stage != newest.stage or r.identity == newest.identity)
-        drop = store.superfluous(replace(inventory, snapshots=alike), keep, pinned, ends)
-        drop += tuple(r for r in store.superfluous(inventory, keep, pinned, ends) if r not in alike)
+        alike = tuple(ref for ref in own if ref.identity == newest.identity)
+        drop = store.superfluous(alike, keep, pinned, stage.solver.max_iter)
+        drop += tuple(r for r in store.superfluous(own, keep, pinned, stage.solver.max_iter) if r not in alike)
         if not drop:
             return
-        own = inventory.of(drop[-1].stage)
         newer = {ref.name for ref in own[own.index(drop[-1]) + 1 :] if ref not in drop}
         if not self._verified & newer:
             try:
                 store.verify(self.disk, self.out, newest.name)
             except store.Damaged as error:
                 if not error.disk_fails:
-                    with suppress(StorageError, PermissionDenied):  # it counts as damaged wherever it lies
+                    with suppress(StorageError, PermissionDenied):
                         self.set_aside(newest)
                 raise
             self._verified.add(newest.name)
@@ -333,6 +347,7 @@ class Keeper:
 
     def set_aside(self, ref: SnapshotRef) -> None:
         self.require_held()
+        self._seen.pop(ref.name, None)  # it counts as damaged wherever it lies
         store.set_aside(self.disk, self.out, ref.name)
 
     def before_piece(self, stage: Stage) -> frozenset[str]:
@@ -343,33 +358,33 @@ class Keeper:
         return frozenset(ref.name for ref in own if not ends or ref.attempt <= max(ends))
 
     def _pinned(self, inventory: store.Inventory, training: Stage, finished: bool) -> frozenset[str]:
-        """Names of the snapshots that retention leaves alone: those of every stage but the one in training, and those of that
-        one that other stages start from.
+        """Names of the snapshots of the stage in training that retention leaves alone: those that other stages start from, and those that
+        a person has pinned.
 
-        Of that one also those of an older definition, until the stage is finished: as long as the old end is there, a plan
+        Also those of an older definition, until the stage is finished: as long as the old end is there, a plan
         can tell that the stages after it were trained from something else. For the same reason what any snapshot here was
         started from stays as long as that one does, also where the schedule doesn't name the place any more.
 
         And, until then, the one that `on_nan: ROLLBACK` would go back to now, which may be older than what stops have made.
         """
-        branches = self.schedule.branch_points(training.name)
+        branches, own = self.schedule.branch_points(training.name), inventory.of(training.name)
         gone_back_to: set[str] = set()
-        if not finished and training.solver.on_nan is OnNan.ROLLBACK and (own := inventory.of(training.name)):
+        if not finished and training.solver.on_nan is OnNan.ROLLBACK and own:
             last = own[-1]
             found = targets(inventory, training, branches, last.parent, last.skipped, last.iter)
             gone_back_to = {ref.name for ref in found[:1]}
         started_from = {ref.parent for ref in inventory.snapshots}
 
         def pinned(ref: SnapshotRef) -> bool:
-            if ref.stage != training.name or ref.iter in branches or ref.id in started_from or ref.name in gone_back_to:
+            if ref.iter in branches or ref.id in started_from or ref.name in gone_back_to:
                 return True
             return not finished and bool(changed_fields(ref, training))
 
-        return frozenset(ref.name for ref in inventory.snapshots if pinned(ref)) | store.pins(self.disk, self.out)
+        return frozenset(ref.name for ref in own if pinned(ref)) | store.pins(self.disk, self.out)
 
 
-def _ahead(inventory: store.Inventory, stage: Stage) -> frozenset[str]:
+def _ahead(own: tuple[SnapshotRef, ...], stage: Stage) -> frozenset[str]:
     """Names of the stage's snapshots that a plan would go on from rather than from the newest: whoever wrote that had not seen them,
     since the disk did not answer for a while. They stay until training has come as far."""
-    own = [ref for ref in inventory.of(stage.name) if not changed_fields(ref, stage)]
-    return frozenset(ref.name for ref in own if ref.parent == own[-1].parent and how_far(ref) > how_far(own[-1]))
+    alike = [ref for ref in own if not changed_fields(ref, stage)]
+    return frozenset(ref.name for ref in alike if ref.parent == alike[-1].parent and how_far(ref) > how_far(alike[-1]))

@@ -1,9 +1,7 @@
 """The labels of images that have several, from their file, as a table that batches are looked up in."""
 
-import hashlib
-import os
-import stat
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +12,16 @@ from torch import Tensor
 from stagerun.base.errors import DataError
 from stagerun.base.recipe import FLOAT_DATA, Source
 from stagerun.base.text import count, first
-from stagerun.comm import Comm, gather_json
+from stagerun.comm import Comm
 from stagerun.data import datum
-from stagerun.data.lmdb_offsets import printable
+from stagerun.data.index import printable
 from stagerun.data.records import Records, Room
 from stagerun.engine.feed import DeviceBatch
 from stagerun.engine.images import Batch
 from stagerun.language.labels import WrongLine, digest, parse
-from stagerun.system.pulse import Pulse
 from stagerun.train.agreement import everyone
+
+_RECORDS_A_BEAT = 64  # each may be a read from a slow file server
 
 
 class Table:
@@ -44,19 +43,19 @@ class Table:
 
 def _of_file(records: Records, source: Source, classes: int) -> NDArray[np.uint8]:
     assert source.labels_path is not None
-    hint = "it has the `labels` of the images"
+    path, hint = Path(source.labels_path), "it has the `labels` of the images"
     try:
-        if not stat.S_ISREG(os.stat(source.labels_path).st_mode):
-            raise DataError(f"{source.labels_path} is not a regular file", hint)
-        text = Path(source.labels_path).read_bytes()
+        if path.exists() and not path.is_file():
+            raise DataError(f"{path} is not a regular file", hint)
+        text = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{source.labels_path} can't be read: {error.strerror}", hint) from None
+        raise DataError(f"{path} can't be read: {error.strerror}", hint) from None
     if digest(text) != source.labels_digest:
-        raise DataError(f"{source.labels_path} has changed since it was checked", "start the command again")
+        raise DataError(f"{path} has changed since it was checked", "start the command again")
     known: dict[str, tuple[int, ...]] = {}
     for line in parse(text.decode(), classes):
         if isinstance(line, WrongLine):  # of a stage with fewer classes than `check` has looked for
-            raise DataError(f"{source.labels_path}:{line.line}:{line.column}: {line.message}", line.hint)
+            raise DataError(f"{path}:{line.line}:{line.column}: {line.message}", line.hint)
         known[line[0]] = line[1]
     rows = np.zeros((len(records), classes), np.uint8)
     missing: list[str] = []
@@ -68,57 +67,48 @@ def _of_file(records: Records, source: Source, classes: int) -> NDArray[np.uint8
             missing.append(key)
     if missing:
         raise DataError(
-            f"{source.labels_path}: says nothing of {count(len(missing), 'record')} of {records.name}; the first is "
+            f"{path}: says nothing of {count(len(missing), 'record')} of {records.name}; the first is "
             f"`{printable(missing[0].encode())}`",
             "write a line for each record; one without classes is the key alone",
         )
     return rows
 
 
-_LOOKED_AT = 100  # records
-_RECORDS_A_BEAT = 64  # each may be a read from a slow file server
-
-
 def _of_datums(records: Records, classes: int, comm: Comm) -> NDArray[np.uint8]:
     """Every record is read by one rank, in stretches, and all have the labels: whole records are read, and of a large set these are many.
-    DataError also where none has any, or where hosts have other records. Collective."""
-    # By a few keys: a rank takes labels from the file of another host, and images from its own.
-    few = sorted({n * (len(records) - 1) // _LOOKED_AT for n in range(_LOOKED_AT + 1)})
-    keys = everyone(comm, lambda: hashlib.sha256(b"\0".join(map(records.key, few))).hexdigest())
-    if len(set(gather_json(comm, keys))) > 1:
-        text = f"{records.name}: the hosts have different records under this name"
-        raise DataError(text, "copy the same LMDB to all hosts")
-    stretches = [range(r * len(records) // comm.size, (r + 1) * len(records) // comm.size) for r in range(comm.size)]
-    mine = everyone(comm, lambda: _stretch(records, stretches[comm.rank], classes, comm.pulse))
+    DataError with those whose float_data aren't numbers of classes, or where none has any. Collective."""
+    bounds = [rank * len(records) // comm.size for rank in range(comm.size + 1)]
+    stretches = [range(begin, end) for begin, end in pairwise(bounds)]
+
+    def mine() -> NDArray[np.uint8]:
+        which, room, wrong = stretches[comm.rank], Room(), list[str]()
+        rows = np.zeros((len(which), classes), np.uint8)
+        for row, i in enumerate(which):
+            if row % _RECORDS_A_BEAT == 0:
+                comm.pulse.beat()
+            try:
+                fields = datum.parse(records.read(i, room))
+            except DataError:  # that there is no picture in it is said, or not, when it is its turn
+                continue
+            bad = [one for one in fields.floats if not (0 <= one < classes and one == int(one))]
+            if bad:
+                wrong.append(f"record `{printable(records.key(i))}`: {bad[0]:g} in float_data")
+            else:
+                rows[row, [int(one) for one in fields.floats]] = 1
+        if wrong:
+            hint = "change `num_classes`, or make the LMDB with classes that count from 0"
+            text = "\n  ".join(first(wrong))
+            raise DataError(f"{records.name}: labels that are not 0 to {classes - 1}:\n  {text}", hint)
+        return rows
+
+    packed = np.packbits(everyone(comm, mine)).tobytes()
     rows = np.empty((len(records), classes), np.uint8)
-    for packed, which in zip(comm.gather_bytes(np.packbits(mine).tobytes()), stretches, strict=True):
-        bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=len(which) * classes)
-        rows[which.start : which.stop] = bits.reshape(len(which), classes)
+    for bits, which in zip(comm.gather_bytes(packed), stretches, strict=True):
+        whole = np.unpackbits(np.frombuffer(bits, np.uint8), count=len(which) * classes)
+        rows[which.start : which.stop] = whole.reshape(len(which), classes)
     if not rows.any():
         hint = "`stagerun data import` of a CSV writes them; or name a file of labels: `stagerun help losses`"
         raise DataError(f"{records.name}: no record has labels in its float_data", hint)
-    return rows
-
-
-def _stretch(records: Records, which: range, classes: int, pulse: Pulse) -> NDArray[np.uint8]:
-    """DataError with those whose float_data aren't numbers of classes."""
-    rows, room, wrong = np.zeros((len(which), classes), np.uint8), Room(), list[str]()
-    for row, i in enumerate(which):
-        if row % _RECORDS_A_BEAT == 0:
-            pulse.beat()
-        try:
-            fields = datum.parse(records.read(i, room))
-        except DataError:  # that there is no picture in it is said, or not, when it is its turn
-            continue
-        bad = [one for one in fields.floats if not (0 <= one < classes and one == int(one))]
-        if bad:
-            wrong.append(f"record `{printable(records.key(i))}`: {bad[0]:g} in float_data")
-        else:
-            rows[row, [int(one) for one in fields.floats]] = 1
-    if wrong:
-        hint = "change `num_classes`, or make the LMDB with classes that count from 0"
-        text = "\n  ".join(first(wrong))
-        raise DataError(f"{records.name}: labels that are not 0 to {classes - 1}:\n  {text}", hint)
     return rows
 
 

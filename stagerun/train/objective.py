@@ -1,41 +1,32 @@
-"""What a stage minimises, on one rank: with its teacher from a snapshot or a file, or the user's own function."""
+"""The loss of a stage, with its teacher or the user's own function, where it has one."""
 
 import torch
 from torch import nn
 
-from stagerun.base import recipe
-from stagerun.base.code import code_of
-from stagerun.base.errors import ResumeRefused, UsageError
+from stagerun.base.errors import ResumeRefused
 from stagerun.base.recipe import LossType, Model, Solver
 from stagerun.engine.codec import decode
 from stagerun.engine.device import dtype_of
-from stagerun.engine.losses import Loss, Own, loss_of, try_out
+from stagerun.engine.losses import Loss, loss_of
 from stagerun.engine.state import restore, to_channels_last
-from stagerun.language import arguments
-from stagerun.language.consent import require_consent
 from stagerun.language.nets import of_model
 from stagerun.models import build
 from stagerun.models.net import losses
-from stagerun.system.code import called, function_of, parameters_of
 from stagerun.train.agreement import everyone, hand_out, rank0
+from stagerun.train.context import StageRun
+from stagerun.train.own_loss import own_loss
 from stagerun.train.progress import WEIGHTS
-from stagerun.train.worker import StageRun
 
 
 def objective(run: StageRun) -> Loss:
-    """The stage's loss, the same on every rank. Collective. ResumeRefused for a teacher's snapshot of another network, UsageError for
+    """Return the stage's loss, the same on every rank. Collective. ResumeRefused for a teacher's snapshot of another network, UsageError for
     what the user's function does."""
-    teacher, made = _taught(run), list[Loss]()
-
-    def make() -> None:
-        made.append(made_loss(run.stage.model, run.stage.solver, run.worker.device, teacher))
-
-    everyone(run.worker.comm, make)
-    return made[0]
+    teacher = _taught(run)
+    return everyone(run.worker.comm, lambda: made_loss(run.stage.model, run.stage.solver, run.worker.device, teacher))
 
 
 def _taught(run: StageRun) -> nn.Module | None:
-    """The stage's teacher, the same on every rank; None where it has none. Collective."""
+    """Return the stage's teacher, the same on every rank, or None. Collective."""
     model = run.worker.schedule.teacher_model(run.stage)
     if model is None:
         return None
@@ -59,48 +50,20 @@ def _taught(run: StageRun) -> nn.Module | None:
 
 
 def made_loss(model: Model, solver: Solver, device: torch.device, teacher: nn.Module | Model | None = None) -> Loss:
-    """UsageError for what the user's function does. Of a `teacher` whose network alone is given, the weights are fresh ones."""
+    """Return the loss of these settings; UsageError for what the user's function does. `teacher`: a network, or what to build with fresh
+    weights."""
     how = solver.loss
     own = None
     if how is not None and how.type is LossType.PYTHON:
-        own = _own(how, solver.label_smoothing, model.num_classes, device, dtype_of(solver.precision))
+        own = own_loss(how, solver.label_smoothing, model.num_classes, device, dtype_of(solver.precision))
     if isinstance(teacher, Model):
         teacher = _network(teacher, solver, device)
     of_net = losses(of_model(model)) if model.net is not None else ()
     return loss_of(solver, teacher, own, device, of_net)
 
 
-def _own(how: recipe.Loss, smoothing: float, classes: int, device: torch.device, dtype: torch.dtype) -> Own:
-    """What the user's function builds, after one trial on four made-up images. UsageError with the place in the user's file."""
-    require_consent(how, "the loss of a snapshot")
-    assert how.function is not None and how.sources is not None
-    code, sources = code_of(how.function), how.sources
-    builder, named = function_of(code, sources), arguments.read(how.args)
-    names, others = parameters_of(builder)
-    if others or "num_classes" in names:
-        named["num_classes"] = classes
-    try:
-        function = called(code, sources, builder, **named)
-    except UsageError as error:
-        if "required positional argument" in error.message:
-            error.hint = (
-                f"`{code.function}` is called once, with `args` alone; it returns the function of (logits, targets)"
-            )
-        raise
-    if not callable(function):
-        hint = f"let `{code.function}` return a function of (logits, targets), or an nn.Module without parameters"
-        raise UsageError(f"`{code}` returns {function!r:.40}, which can't be called", hint)
-    if isinstance(function, nn.Module):
-        if any(True for _ in function.parameters()):
-            raise UsageError(f"the loss of `{code}` has parameters, which no one would train", "make them buffers")
-        function.to(device, dtype)
-    own = Own(smoothing, code, sources, function)
-    try_out(own, classes, device, dtype)
-    return own
-
-
 def _network(model: Model, solver: Solver, device: torch.device) -> nn.Module:
-    """A network for the images of a stage that it teaches, with freshly drawn weights. It is not compiled."""
+    """Build a teacher for a stage's images, with freshly drawn weights, not compiled."""
     network = build(model).to(device, dtype_of(solver.precision)).requires_grad_(False)
     if solver.channels_last:
         to_channels_last(network)

@@ -22,9 +22,8 @@ from stagerun.command.shared import (
 from stagerun.language import load
 from stagerun.launch import GRACE_S
 from stagerun.launch.start import Orders
+from stagerun.logs.table import LogName, all_logs
 from stagerun.train.keeper import Selection
-from stagerun.train.logs.table import LogName, all_logs
-from stagerun.train.replay import SUFFIX
 
 STOPPING = "Stopping and going on"
 LOGGED = "Logs"
@@ -105,7 +104,7 @@ class RunOptions(PlannedOptions):
 
     @property
     def grace_s(self) -> float:
-        """Seconds from a signal to the end."""
+        """Seconds from a signal to stop until the process must have ended."""
         return GRACE_S if self.grace is None else self.grace
 
     @property
@@ -117,7 +116,7 @@ class RunOptions(PlannedOptions):
         return Orders(tuple(self.arguments()), self.threads, self.grace_s, limits=limits(self.timeouts))
 
     def output(self, schedule: Schedule) -> Path:
-        return output_folder(schedule.name + (SUFFIX if self.replay is not None else ""), self.out)
+        return output_folder(schedule.name + ("-replay" if self.replay is not None else ""), self.out)
 
     def arguments(self) -> list[str]:
         """The command line of a worker."""

@@ -1,4 +1,4 @@
-"""The files of a snapshot, and what its state.json says. No torch: tables are made from it, too."""
+"""The files of a snapshot, and what its state.json says. No torch: commands that print tables read it, too."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -52,8 +52,7 @@ class Progress:
 
 
 def progress_of(files: Mapping[str, bytes]) -> Progress:
-    """KeyError without a state.json; ValueError if it is none that a run writes. What a later version may say besides is passed
-    over."""
+    """Read a snapshot's state.json. KeyError if it is missing, ValueError if no run writes such a one; fields of a later version are ignored."""
     record = json_object(files[STATE])
     plateau = record.get("plateau")
     if isinstance(plateau, dict) and plateau.keys() != {f.name for f in fields(PlateauState)}:

@@ -16,22 +16,21 @@ from stagerun.base.events import Note
 from stagerun.base.recipe import Cache, PadMode, Solver
 from stagerun.base.text import size as size_text
 from stagerun.data import transform
-from stagerun.data.loaders import side_at
-from stagerun.data.sampling import order_of
+from stagerun.data.loaders import order_of, side_at
 from stagerun.data.transform import draw_places, only_places
 from stagerun.engine.feed import Cut, Resident, feed, read_all
 from stagerun.engine.images import Batch
 from stagerun.language.nets import ignored_in
 from stagerun.system.pulse import beating
+from stagerun.train.context import StageRun
 from stagerun.train.images import memory_key
-from stagerun.train.worker import StageRun
 
 AUTO_SHARE = 8  # AUTO takes at most one part of so many of what is free
 _AT_ONCE = 256  # images that are copied to the device together
 
 
-def keep(run: StageRun) -> Generator[Note, None, Resident | None]:
-    """The training images on the stage's device, put there when the first stage wants them; None where they come from the
+def images_on_device(run: StageRun) -> Generator[Note, None, Resident | None]:
+    """Return the training images on the stage's device, put there when the first stage wants them; None if they come from the
     loader: without a GPU, with another `cache`, or with a transform that changes more than places.
 
     UsageError if they don't fit though `cache: DEVICE` says so; errors of the loader.
@@ -52,7 +51,7 @@ def keep(run: StageRun) -> Generator[Note, None, Resident | None]:
 
 
 def _fill(run: StageRun, free: int) -> Generator[Note, None, Resident | None]:
-    """Reads and decodes every record once. None where they can't be kept; errors as of `keep`."""
+    """Read and decode every record once. None if they can't be kept; errors as of `images_on_device`."""
     loader, cache = run.worker.images.whole_images(run.stage), run.stage.data.cache
     records = len(loader.records)
     asked = ((first, min(_AT_ONCE, records - first)) for first in range(0, records, _AT_ONCE))
@@ -75,7 +74,7 @@ def _fill(run: StageRun, free: int) -> Generator[Note, None, Resident | None]:
 
 
 def room(cache: Cache, needed: int, free: int) -> bool:
-    """Whether `needed` bytes of `free` may be taken. UsageError if there aren't as many though the schedule wants it."""
+    """Return whether `needed` bytes of `free` may be taken. UsageError if the schedule insists and they don't fit."""
     if cache is Cache.AUTO:
         return needed * AUTO_SHARE <= free
     if needed > free:
@@ -90,7 +89,7 @@ def room(cache: Cache, needed: int, free: int) -> bool:
 def training_batches(
     run: StageRun, resident: Resident | None, asked: Iterable[tuple[int, int]]
 ) -> Iterator[Iterator[Batch]]:
-    """The stage's batches at (position, count), made on the device of `resident`, or by the loader and copied there."""
+    """Yield the stage's batches at (position, count), made on the device of `resident`, or by the loader and copied there."""
     # What grows with the iterations of the stage (`crop_size_ramp_param`) doesn't jump where images are left out.
     start = run.planned.position + run.planned.skipped
     if resident is None:
@@ -111,7 +110,7 @@ def training_batches(
 def cuts(
     solver: Solver, sampling: order.Order, resident: Resident, asked: Iterable[tuple[int, int]], start: int = 0
 ) -> Iterator[Cut]:
-    """What the loader would draw at (position, count), in a stage that begins at position `start`."""
+    """Yield what the loader would draw at (position, count), in a stage that begins at position `start`."""
     height, width = resident.images.shape[1:3]
     needed, side = transform.numbers_needed(solver.transform), side_at(solver, start)
     for position, count in asked:

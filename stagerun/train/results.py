@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,26 +13,27 @@ from stagerun.base.events import EnsembleTested, StageFinished
 from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import Inventory, SnapshotRef, same_set
 from stagerun.language import canonical
+from stagerun.logs.lines import Before
+from stagerun.logs.log_file import LOG
 from stagerun.plan import Plan, PlannedStage, State
 from stagerun.plan.counting import tested_alike, tested_set
 from stagerun.plan.ensembles import EnsembleState, PlannedEnsemble, plan_ensembles
 from stagerun.plan.estimate import Figures
-from stagerun.store.errors import reporting
+from stagerun.store.events import ensemble_of, result_of
 from stagerun.store.layout import results_folder
-from stagerun.store.logged import ensemble_of, result_of
 from stagerun.system.typed import json_object, read_as
+
+_MOST = 1 << 20  # bytes of a result; a run writes one thousand
+_MOST_FIGURES = 1 << 24  # bytes of what a rehearsal measured
 
 
 def path_of(out: Path, snapshot: str) -> Path:
     return results_folder(out) / f"{snapshot}.json"
 
 
-MOST = 1_000_000  # bytes of a file; a run writes one thousand
-
-
 def _read(path: Path) -> bytes:
     # The folder may be a link, which someone made on purpose; the file may not.
-    return store.LocalDisk().read(Path(os.path.realpath(path.parent)) / path.name, MOST)
+    return store.LocalDisk().read(Path(os.path.realpath(path.parent)) / path.name, _MOST)
 
 
 def read_result(out: Path, ref: SnapshotRef) -> StageFinished | None:
@@ -45,9 +46,18 @@ def read_result(out: Path, ref: SnapshotRef) -> StageFinished | None:
     return replace(found, stage=ref.stage) if ref.trained_as else found
 
 
-def write_result(disk: store.Disk, out: Path, finished: StageFinished) -> None:
-    """Rank 0 only. StorageError or PermissionDenied if it can't be written."""
-    _write(disk, path_of(out, finished.snapshot), finished, result_of)
+def write_result(disk: store.Disk, out: Path, result: StageFinished | EnsembleTested) -> None:
+    """Rank 0 only. StorageError or PermissionDenied if it can't be written; StorageError, too, if it can't be read back: what has no result
+    is evaluated, and so would be again and again."""
+    path = path_of(out, result.snapshot) if isinstance(result, StageFinished) else ensemble_path(out, result.name)
+    store.write_atomic(disk, path, json.dumps(asdict(result)).encode())
+    try:
+        read_as(type(result), json_object(_read(path)))
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"{path} was written without an error, but can't be read back: {error}",
+            "see the system's log (dmesg), or choose another folder with --out",
+        ) from error
 
 
 def results(plan: Plan, out: Path) -> list[StageFinished]:
@@ -55,29 +65,37 @@ def results(plan: Plan, out: Path) -> list[StageFinished]:
     return [r for s in plan.stages if s.end is not None and (r := read_result(out, s.end)) is not None]
 
 
-def unfinished(plan: Plan, out: Path) -> list[PlannedStage]:
-    """Stages that are trained, but whose evaluation is missing, or was made with other images or another transform."""
+def unfinished(plan: Plan, out: Path, evaluated: set[str] | None = None) -> list[PlannedStage]:
+    """Stages that are trained, but whose evaluation is missing, or was made with other images or another transform. `evaluated`: names of
+    snapshots whose evaluation is known to count, which is brought up to date."""
+    known = evaluated if evaluated is not None else set()
+    found = []
+    for planned in plan.stages:
+        end = planned.end
+        if planned.state is not State.DONE or end is None or end.name in known:
+            continue
+        result = read_result(out, end)
+        if result is not None and tested_alike(plan.schedule, planned.stage, result.tested_on, result.tested_set):
+            known.add(end.name)
+        else:
+            found.append(planned)
+    return found
 
-    def missing(planned: PlannedStage) -> bool:
-        result = read_result(out, planned.end) if planned.end is not None else None
-        return result is None or not tested_alike(plan.schedule, planned.stage, result.tested_on, result.tested_set)
 
-    return [s for s in plan.stages if s.state is State.DONE and missing(s)]
-
-
-Before = str | float | None  # what a stage is compared with: a stage or ensemble by its name, or a top-1
-
-
-def before(plan: Plan, out: Path, planned: PlannedStage) -> Before:
-    """What the gain of a stage is against; None if that isn't known."""
-    stage, own = planned.stage, planned.end or planned.start
-    if stage.average or stage.parent_iter is None:
-        return stage.average or stage.parent
-    if own is None:
-        return None
-    return top1_of(
-        out, own.parent if own.stage == stage.name else own.id, plan.inventory, tested_set(plan.schedule, stage)
-    )
+def parents(plan: Plan, out: Path) -> dict[str, Before]:
+    """What each stage's gain is against: the stage at whose end it starts, or the average; for one that starts inside another stage,
+    the top-1 there. None if unknown."""
+    found: dict[str, Before] = {}
+    for planned in plan.stages:
+        stage, own = planned.stage, planned.end or planned.start
+        if stage.average or stage.parent_iter is None:
+            found[stage.name] = stage.average or stage.parent
+        elif own is None:
+            found[stage.name] = None
+        else:
+            start = own.parent if own.stage == stage.name else own.id
+            found[stage.name] = top1_of(out, start, plan.inventory, tested_set(plan.schedule, stage))
+    return found
 
 
 def top1_of(out: Path, id: str, inventory: Inventory, images: str) -> float | None:
@@ -100,29 +118,10 @@ def read_ensemble(out: Path, name: str) -> EnsembleTested | None:
     return found if found.name == name else None
 
 
-def write_ensemble(disk: store.Disk, out: Path, tested: EnsembleTested) -> None:
-    """Rank 0 only. StorageError or PermissionDenied if it can't be written."""
-    _write(disk, ensemble_path(out, tested.name), tested, ensemble_of)
-
-
-def _write(
-    disk: store.Disk, path: Path, value: StageFinished | EnsembleTested, parse: Callable[[bytes], object]
-) -> None:
-    """StorageError if it can't be read back: what has no result is evaluated, and so would be again and again."""
-    store.write_atomic(disk, path, json.dumps(asdict(value)).encode())
-    try:
-        parse(_read(path))
-    except (OSError, ValueError) as error:
-        raise StorageError(
-            f"{path} was written without an error, but can't be read back: {error}",
-            "see the system's log (dmesg), or choose another folder with --out",
-        ) from error
-
-
 def planned_ensembles(plan: Plan, out: Path) -> tuple[PlannedEnsemble, ...]:
     """Each ensemble of the schedule, and what is on disk of it."""
-    found = {e.name: read_ensemble(out, e.name) for e in plan.schedule.ensembles}
-    return plan_ensembles(plan, {name: result for name, result in found.items() if result is not None})
+    found = [read_ensemble(out, ensemble.name) for ensemble in plan.schedule.ensembles]
+    return plan_ensembles(plan, {tested.name: tested for tested in found if tested is not None})
 
 
 def ensembles(plan: Plan, out: Path) -> list[EnsembleTested]:
@@ -141,17 +140,14 @@ def relied_on(plan: Plan) -> list[SnapshotRef]:
     return [s.end for s in plan.stages if s.state is State.DONE and s.end is not None]
 
 
-def ready_ensembles(plan: Plan, out: Path) -> list[PlannedEnsemble]:
-    """Those whose members are all trained and evaluated, and that are not."""
-    waiting = {s.stage.name for s in unfinished(plan, out)}
+def ready_ensembles(plan: Plan, out: Path, evaluated: set[str] | None = None) -> list[PlannedEnsemble]:
+    """Those whose members are all trained and evaluated, and that are not. `evaluated` as of `unfinished`."""
+    waiting = {s.stage.name for s in unfinished(plan, out, evaluated)}
     planned = planned_ensembles(plan, out)
     return [e for e in planned if e.state is EnsembleState.READY and waiting.isdisjoint(e.ensemble.members)]
 
 
 # -- what a rehearsal measured
-
-
-_MOST_FIGURES = 1 << 24  # bytes of that file
 
 
 def figures_file(out: Path) -> Path:
@@ -179,8 +175,6 @@ LIMIT = 3
 # Ends that a launcher, a scheduler or a batch script answers with another start. Those with another code have said what a person must do.
 _BAD = {None, ExitCode.BUG, *WORTH_ANOTHER_START} - {ExitCode.SAVED}
 
-_MOST_BYTES = 1 << 20  # of a result
-
 
 def standing(disk: store.Disk, out: Path, schedule: Schedule, found: store.Inventory) -> str:
     """A digest of what there is to go on from: the schedule, the complete snapshots by their names, the results. Any progress changes
@@ -188,25 +182,17 @@ def standing(disk: store.Disk, out: Path, schedule: Schedule, found: store.Inven
     digest = hashlib.sha256(canonical(schedule).encode())
     for ref in found.snapshots:
         digest.update(f"\n{ref.name}".encode())
-    for name, data in _results(disk, out):
-        digest.update(f"\n{name} {hashlib.sha256(data).hexdigest()}".encode(errors="surrogateescape"))
-    return digest.hexdigest()
-
-
-def _results(disk: store.Disk, out: Path) -> Iterator[tuple[str, bytes]]:
-    """(name, content) of each, b'' for one that can't be read: it is made again."""
     for place in (results_folder(out), results_folder(out) / "ensembles"):
-        folder = Path(os.path.realpath(place))  # it may be a link, as in `results`
-        with reporting("list the results", folder):
-            try:
-                names = disk.names(folder)
-            except FileNotFoundError:
-                continue
-        for name in sorted(name for name in names if name.endswith(".json") and not name.startswith(".")):
-            try:
-                yield name, disk.read(folder / name, _MOST_BYTES)
-            except OSError:
-                yield name, b""
+        folder = Path(os.path.realpath(place))  # it may be a link, as in `_read`
+        with store.reporting("list the results", folder), suppress(FileNotFoundError):
+            for name in sorted(disk.names(folder)):
+                if name.endswith(".json") and not name.startswith("."):
+                    content = b""  # of one that can't be read: it is made again
+                    with suppress(OSError):
+                        content = disk.read(folder / name, _MOST)
+                    line = f"\n{name} {hashlib.sha256(content).hexdigest()}"
+                    digest.update(line.encode(errors="surrogateescape"))
+    return digest.hexdigest()
 
 
 def require_progress(disk: store.Disk, out: Path, newest: str) -> None:
@@ -214,11 +200,14 @@ def require_progress(disk: store.Disk, out: Path, newest: str) -> None:
     PermissionDenied."""
     if not (lives := fruitless(disk, out, newest)):
         return
-    codes = ("was killed, or crashed" if x.code is None else f"ended with exit code {x.code}" for x in lives)
-    ends = "; ".join(f"life {life.attempt} ({life}) {end}" for life, end in zip(lives, codes, strict=True))
-    more = f"{out}/log.jsonl may say more; " if (out / "log.jsonl").exists() else ""
+    ends = []
+    for life in lives:
+        end = "was killed, or crashed" if life.code is None else f"ended with exit code {life.code}"
+        ends.append(f"life {life.attempt} ({life}) {end}")
+    more = f"{out / LOG} may say more; " if (out / LOG).exists() else ""
     raise ResumeRefused(
-        f"the last {LIMIT} runs in {out} came to no snapshot and no result, and the next would start where they did: {ends}",
+        f"the last {LIMIT} runs in {out} came to no snapshot and no result, and the next would start where they did: "
+        + "; ".join(ends),
         f"{more}`stagerun run --retry` goes on all the same",
     )
 
@@ -229,9 +218,3 @@ def fruitless(disk: store.Disk, out: Path, newest: str) -> list[store.Life]:
     lives = [seen.life for seen in store.last_lives(disk, out, LIMIT) if seen.life is not None]
     bad = [life for life in lives if life.code in _BAD and life.newest == newest]
     return bad if len(bad) == LIMIT else []
-
-
-def parents(plan: Plan, out: Path) -> dict[str, Before]:
-    """What each stage is compared with: the stage at whose end it starts, or the average. Of one that is kept, the name may stand for
-    something else by now: then top-1 of what it started from."""
-    return {planned.stage.name: before(plan, out, planned) for planned in plan.stages}

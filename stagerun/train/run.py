@@ -1,162 +1,147 @@
-"""`stagerun run` on one worker, whole: it meets the others, reads the schedule, finds its cores, opens the folder, and then runs stage
-after stage, to the exit code."""
+"""The run, on one worker:
 
-from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
+    until nothing is left:
+        rank 0 decides from what is on disk what comes next (`next_step`)
+        every rank does it: trains a stage, evaluates one, or evaluates an ensemble
 
-from stagerun.base.errors import ExitCode, FolderInUseError, PeerError, StagerunError
-from stagerun.base.events import Event, Failed, Note, RunFinished, RunStarted, Stopped
-from stagerun.language import load
-from stagerun.launch import StopRequest
-from stagerun.launch.watch.worker import Monitored
-from stagerun.system.files import require_writable
-from stagerun.system.imports import with_imports
+Every worker runs this same code, on its share of each batch. "Collective" says of a function that all ranks call it together: what one of
+them waits for, the others send. Rank 0 alone has a `keeper`, which reads and writes the output folder; the others have its word.
+
+A run that is killed leaves snapshots, complete ones alone, and nothing else that counts. The next run decides from them as this one does
+before each stage, so going on needs no code of its own.
+"""
+
+import time
+from collections.abc import Generator, Iterator
+
+import torch
+
+from stagerun.base.events import Event, Note, Renamed, RunFinished, Stopped
+from stagerun.engine.update import explained
+from stagerun.plan import State
+from stagerun.plan.counting import names_of
 from stagerun.system.pulse import Section
-from stagerun.system.world import World
-from stagerun.train import results
-from stagerun.train.agreement import rank0
-from stagerun.train.hours import TimeLeft
-from stagerun.train.join import join, load_everywhere, place
-from stagerun.train.keeper import Keeper
-from stagerun.train.log_file import JsonLines
-from stagerun.train.logs.console import Console
-from stagerun.train.logs.table import Opened, Sink, all_logs
-from stagerun.train.options import Cut, RunOptions
-from stagerun.train.parallel import take_over
-from stagerun.train.profiling import Profile
-from stagerun.train.walk import run
-from stagerun.train.worker import Context, Stopping
-
-PROFILED = 10  # iterations of --profile
+from stagerun.train.agreement import anyone, hosts_of, only_here, rank0, require_same_schedule
+from stagerun.train.context import Context, StageRun
+from stagerun.train.ensembling import test_ensemble
+from stagerun.train.environment import other_machines
+from stagerun.train.finish import finish_stage
+from stagerun.train.keeper import run_started
+from stagerun.train.next_step import Step, begins_at, evaluated_again, next_step, promised
+from stagerun.train.restore import restored
+from stagerun.train.rollback import set_aside
+from stagerun.train.stage import train_stage
 
 
-def train(
-    options: RunOptions,
-    world: World,
-    stop: StopRequest,
-    watch: Monitored | None,
-    cut: Cut | None = None,
-) -> int:
-    """The exit code. `cut` makes the run short, to try something."""
-    device, comm = join(world, options.threads, stop, watch, patient=True)
-    read = cut.read if cut is not None else load
-    schedule = load_everywhere(options.folder, options.overrides, comm, read)
-    placed = place(world, comm, watch) if options.bind == "numa" else None
-    if cut is not None:
-        schedule = cut.schedule(schedule)
-    limit_reached = False
+def run(context: Context) -> Iterator[Event]:
+    """Run what is not yet done. Collective; the keeper is opened, on rank 0 alone. Ends after Stopped or RunFinished.
 
-    def stopping() -> bool:
-        return limit_reached or stop()
+    `stop` is asked in the midst of what takes long; with a grace period it is found before that, too, and an iteration that can't be
+    finished in time is broken off. A replay ends where its record ends. ResumeRefused where `exact` is asked and not promised.
 
-    context = Context(
-        schedule, "", comm, world, device, None, stopping, stopping=Stopping(stop.left), watch=watch,
-        final_test_iter=cut.final_test_iter if cut is not None else None, settle=stop.settle,
-    )  # fmt: skip
-    last: Event | None = None
-    for last in events(options, context, placed):
-        limit_reached = cut is not None and cut.until(last)
-    comm.close()
-    return exit_code(None, last)
-
-
-def events(options: RunOptions, context: Context, placed: Note | None = None) -> Iterator[Event]:
-    """Train what is not yet done, and log it. Collective; the folder is held until the last event, or an error. `placed`: what is
-    said about cores, after the first event, which says that the run starts."""
-    comm, out = context.comm, options.output(context.schedule)
-    context.schedule, context.out, context.exact = with_imports(context.schedule, out), str(out), options.exact
-    context.replay = Path(options.replay).resolve() if options.replay is not None else None
-    with ExitStack() as stack:
-        output = Output(context, stack)
-        rank0(comm, lambda: output.open(options))
-        profile = context.profile = Profile(options.profile, PROFILED, comm) if options.profile is not None else None
-        for event in output.with_failure(run(context)):
-            if isinstance(event, RunStarted) and (options.parallel or 0) > 1:
-                event = replace(event, rest=True)
-            output.show(event)
-            yield event
-            if isinstance(event, RunStarted) and placed is not None:
-                output.show(placed)
-                yield placed
-        if profile is not None and not profile.over:
-            note = profile.finish()
-            if note.text and output.sinks:
-                output.sinks[0](note)  # on the screen alone
+    Errors concern all ranks: one of them raises the error, the others ToldByAnother or PeerError.
+    """
+    began, comm, keeper, trained = time.monotonic(), context.comm, context.keeper, False
+    require_same_schedule(comm, context.world, context.schedule)
+    context.others = other_machines(comm, context.device)
+    if keeper is not None:
+        context.schedule = keeper.schedule  # which knows the images: rank 0 plans, promises and writes
+    with context.open_images():
+        yield from _opening(context)
+        while True:
+            comm.pulse.enter(Section.START)
+            step, notes = next_step(context)
+            yield from notes
+            if step is None:
+                break
+            why_stop = "asked to stop" if anyone(comm, context.stopping.asked) else ""
+            if not why_stop and not context.images.looked_at:
+                why_stop, others = yield from _open_images(context)
+                if others:
+                    continue
+            if why_stop:
+                stage, iter = begins_at(step)
+                yield Stopped(stage=stage, iter=iter, reason=why_stop)
+                return
+            trained = True
+            for event in _do(context, step):
+                yield event
+                if isinstance(event, Stopped):
+                    return
+    not_chosen = keeper.not_chosen() if keeper is not None else ()
+    if keeper is not None and context.replay is not None:  # a record may end before the schedule
+        not_chosen += tuple(dict.fromkeys(planned.stage.name for planned in keeper.plan().work))
+    yield RunFinished(trained=trained, seconds=time.monotonic() - began, not_chosen=not_chosen)
 
 
-class Output:
-    """Where the events go: on rank 0 the screen and the logs of the folder that its keeper holds; on other ranks nowhere."""
-
-    def __init__(self, context: Context, stack: ExitStack) -> None:
-        self.context, self._stack = context, stack
-        self.last: Event | None = None
-        self.sinks: list[Sink] = []  # the screen first
-
-    def open(self, options: RunOptions) -> None:
-        """Rank 0's: takes the folder, and opens the screen and the logs."""
-        context, stack, pulse = self.context, self._stack, self.context.comm.pulse
-        keeper = context.keeper = Keeper(
-            context.schedule, Path(context.out), options.selection, options.retry, context.say, context.stop
-        )
-        if options.profile is not None:
-            require_writable(options.profile)
-        stack.push(lambda kind, error, trace: keeper.close(exit_code(error, self.last)))
-        keeper.open()
-        take_over(keeper)
-        log = keeper.out / "log.jsonl"
-        if context.watch is not None:
-            context.watch.log(log)
-        plan = keeper.plan()
-        screen = context.screen or Console(
-            {stage.name: stage.solver.display for stage in plan.schedule.stages},
-            results.parents(plan, keeper.out),
-            results.results(plan, keeper.out),
-            ensembles=results.ensembles(plan, keeper.out),
-            time_left=TimeLeft(plan, keeper.out),
-        )
-        stack.callback(pulse.prints, False)
-        self.sinks.append(stack.enter_context(screen))
-        stack.callback(pulse.prints, True)  # its end prints, too
-        self.sinks.append(stack.enter_context(JsonLines(log, screen.say)))
-        opened = Opened(plan, keeper.out, screen.say, context.comm.size, min(30.0, options.grace_s / 4))
-        for name in dict.fromkeys(options.log):
-            self.sinks.append(stack.enter_context(all_logs()[name].make(opened)))
-
-    def show(self, event: Event) -> None:
-        """A monitor's word is the last that the user sees. What is still trained after it may be saved, so it is logged."""
-        pulse = self.context.comm.pulse
-        if isinstance(event, Stopped | RunFinished):
-            self.context.settle(exit_code(None, event))
-        for number, sink in enumerate(self.sinks):
-            if number or not self._over:
-                with pulse.section(Section.SAVE) if number else pulse.printing():
-                    sink(event)
-        self.last = event
-
-    def with_failure(self, events: Iterator[Event]) -> Iterator[Event]:
-        """The events, and Failed before an error goes on its way: whoever looks in the morning finds it in the log. Where a monitor ends
-        the job, the monitor logs why, and errors only follow from it."""
-        try:
-            yield from events
-        except FolderInUseError:  # the log is that of the run which has taken over
-            raise
-        except Exception as error:
-            if self.sinks and isinstance(error, PeerError) and self.context.watch is not None:
-                self.context.watch.explain(error)
-            if self.sinks and not self._over:
-                text = error.render() if isinstance(error, StagerunError) else f"{type(error).__name__}: {error}"
-                yield Failed(code=int(exit_code(error, None)), text=text)
-            raise
-
-    @property
-    def _over(self) -> bool:
-        return self.context.watch is not None and bool(self.context.watch.verdict)
+def _do(context: Context, step: Step) -> Iterator[Event]:
+    """Train a stage to its end, or evaluate what is trained. Collective; the last event may be Stopped."""
+    if not isinstance(step, StageRun):
+        if context.keeper is not None and (note := promised(context, step)):
+            yield note
+        yield from test_ensemble(step)
+        return
+    planned = step.planned
+    # A GPU may be too small for the weights alone, too.
+    with explained(step.stage.solver.device_batch_size):
+        if planned.state is not State.DONE:
+            yield from train_stage(step)
+            return
+        if context.keeper is not None:
+            again, note = evaluated_again(context, planned), promised(context, step)
+            if again:
+                yield again
+            if note and (note.warning or not again):
+                yield note
+        yield from finish_stage(step, restored(step), planned.end.name if planned.end is not None else "")
 
 
-def exit_code(error: BaseException | None, last: Event | None) -> int:
-    """What the run ends with: `error`, or else its last event."""
-    if error is not None:
-        return error.exit_code if isinstance(error, StagerunError) else ExitCode.BUG
-    return ExitCode.SAVED if isinstance(last, Stopped) else ExitCode.DONE
+def _open_images(context: Context) -> Generator[Note, None, tuple[str, bool]]:
+    """Import the images that are folders yet, copy them to scratch disks, and open them. Collective.
+
+    Return why to stop, if asked to meanwhile, else ''; and whether the images are others than rank 0 had seen when it made its plan."""
+    images, comm, world, keeper = context.images, context.comm, context.world, context.keeper
+    if (yield from images.imported(comm, context.stop)):
+        return "asked to stop while the images were imported; the import goes on where it was", False
+    # Before the import only names and sizes were known. Another run may have imported the folders after rank 0's first look.
+    if images.imports and rank0(comm, lambda: keeper is not None and keeper.look_at_images()):
+        if keeper is not None:
+            context.schedule = keeper.schedule
+        return "", True
+    if (yield from images.open(comm, world, context.stop)):
+        return "asked to stop while the images were copied; the copy goes on where it was", False
+    images.remove_others(comm, world)
+    images.preflight(comm)
+    return "", False
+
+
+def _opening(context: Context) -> Iterator[Event]:
+    """Say where the run is, what is left, and what it found in the output folder. Collective."""
+    comm, keeper = context.comm, context.keeper
+
+    hosts = tuple(hosts_of(comm))
+    yield run_started(
+        context.schedule,
+        out=context.out,
+        workers=comm.size,
+        device=str(context.device),
+        threads=torch.get_num_threads(),
+        iterations_left=rank0(comm, lambda: keeper.plan().iterations_left if keeper is not None else 0),
+        hosts=hosts,
+        attempt=keeper.attempt if keeper is not None else 0,
+        rest=context.rest,
+    )
+    if context.placed is not None:
+        yield context.placed
+    text = only_here(comm, hosts, context.out)
+    if keeper is None:
+        return
+    if text:
+        yield Note(text=text, warning=True)
+    taken = names_of(keeper.inventory())
+    for name in dict.fromkeys(taken.values()):
+        yield Renamed(stage=name, snapshots=tuple(snapshot for snapshot, stage in taken.items() if stage == name))
+    for name in keeper.harmed:
+        yield set_aside(name)
+    for name in keeper.inventory().damaged:
+        yield Note(text=f"snapshot {name} is damaged and is passed over", warning=True)

@@ -11,7 +11,7 @@ from stagerun.base.events import Note, SnapshotFailed, SnapshotWritten
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.engine.state import Capture, TrainState
 from stagerun.train.keeper import Keeper, Lineage
-from stagerun.train.progress import ARRIVALS, AVERAGE, MOMENTUM, REPLICAS, RESIDUAL, WEIGHTS, Progress
+from stagerun.train.progress import AVERAGE, MOMENTUM, WEIGHTS, Progress
 
 # Snapshots that may fail one after the other before training stops: more would train what no one can keep.
 FAILURES_IN_A_ROW = 3
@@ -20,8 +20,8 @@ News = SnapshotWritten | SnapshotFailed | Note
 
 
 class Snapshotter:
-    """Rank 0 only, for one stage. One snapshot is in flight at a time; a second one waits for the first: none is left out, since
-    a stage may start from it, and a rollback go back to it, and which those are must not hang on the speed of a disk."""
+    """Rank 0 only, for one stage. One snapshot is in flight at a time; a second one waits for the first. None is left out: stages
+    start from them and rollbacks return to them, so which snapshots exist must not depend on the speed of a disk."""
 
     def __init__(self, keeper: Keeper, lineage: Lineage, state: TrainState, piece: bool = False) -> None:
         self.keeper, self.lineage, self.stage, self.state = keeper, lineage, lineage.stage, state
@@ -39,11 +39,11 @@ class Snapshotter:
         iter: int,
         progress: Progress,
         agree: Callable[[Mapping[str, int]], bool] | None = None,
-        gather: Callable[[], None] = lambda: None,
+        gather: Callable[[], Mapping[str, memoryview]] = dict,
     ) -> list[News]:
-        """Copies the state and starts writing it. What became of the snapshot before, if it was still under way.
+        """Copy the state and start to write it. Return what became of the previous snapshot, if it was still under way.
 
-        `gather` copies the other ranks' residuals or replicas in.
+        `gather` gives the files besides those of the state, whose memory stays as it is until the next call.
 
         `agree` is asked with the digests of the copy, where there are other ranks: it raises if they hold another state, and says
         whether it is finite. Diverged if a weight is not finite; StorageError after FAILURES_IN_A_ROW. Then `wait` says what became of it.
@@ -60,7 +60,7 @@ class Snapshotter:
         cpu = time.thread_time()
         digests: dict[str, int] | None = {} if agree is not None else None
         self.capture.take(self.state, digests)
-        gather()
+        beside = gather()
         finite = agree(digests) if agree is not None and digests is not None else self.capture.finite()
         if not finite:
             raise Diverged(
@@ -70,17 +70,18 @@ class Snapshotter:
         cpu = time.thread_time() - cpu
         blocked, self.done = time.monotonic() - began, []
         self.thread = threading.Thread(
-            target=self._write, args=(iter, progress, blocked, cpu), name="snapshot", daemon=False
+            target=self._write, args=(iter, beside, progress, blocked, cpu), name="snapshot", daemon=False
         )
         self.thread.start()
         return events
 
-    def _write(self, iter: int, progress: Progress, blocked: float, cpu: float) -> None:
+    def _write(
+        self, iter: int, beside: Mapping[str, memoryview], progress: Progress, blocked: float, cpu: float
+    ) -> None:
         began = time.monotonic()
         try:
-            names = (WEIGHTS, MOMENTUM, AVERAGE, RESIDUAL, REPLICAS, ARRIVALS)
-            made = zip(names, self.capture.files(), strict=True)
-            files = {name: data for name, data in made if data is not None}
+            made = zip((WEIGHTS, MOMENTUM, AVERAGE), self.capture.files(), strict=True)
+            files = {**{name: data for name, data in made if data is not None}, **beside}
             ref = self.keeper.commit(self.lineage, iter, files, progress)
         except BaseException as error:  # a bug of ours must not end the thread in silence
             if not isinstance(error, StagerunError):
@@ -118,13 +119,13 @@ class Snapshotter:
         self.done.append(SnapshotFailed(stage=self.stage.name, iter=iter, message=error.render()))
 
     def finished(self) -> list[News]:
-        """What became of a snapshot whose writing is over. Doesn't wait."""
+        """Return what became of a snapshot whose writing is over, without waiting."""
         if self.thread is None or self.thread.is_alive():
             return []
         return self.wait()
 
     def wait(self) -> list[News]:
-        """Waits for the snapshot under way, if any, and says what became of it."""
+        """Wait for the snapshot under way, if any, and return what became of it."""
         if self.thread is not None:
             self.thread.join()
             self.thread = None
@@ -132,7 +133,7 @@ class Snapshotter:
         return done
 
     def require(self, iter: int) -> SnapshotRef:
-        """The snapshot of `iter`, which must be on disk by now. The error that prevented it otherwise."""
+        """Return the snapshot of `iter`, or raise the error that kept it from the disk."""
         if self.newest is not None and self.newest.iter == iter and self.newest.stage == self.stage.name:
             return self.newest
         raise self.error or StorageError(f"the snapshot of `{self.stage.name}` at {iter} was not written")

@@ -12,39 +12,26 @@ from stagerun.base.events import (
     CompressionChosen,
     EnsembleTested,
     Failed,
-    Note,
     NotFinite,
     PieceStarted,
     RunFinished,
     RunStarted,
-    SnapshotFailed,
     StageFinished,
     StageStarted,
     Stopped,
 )
 from stagerun.base.pace import DONE, STALE, TO_DO, Staleness, pace, progress_line, share, staleness_of
 from stagerun.base.snapshots import Inventory
+from stagerun.logs.lines import warning_of
+from stagerun.logs.log_file import LOG, Life, read_last_life
 from stagerun.plan import Plan, State, make_plan
 from stagerun.plan.counting import under
-from stagerun.train.choices import in_words
+from stagerun.train.evaluated import Evaluation, ensembles, evaluations
 from stagerun.train.hours import TimeLeft
-from stagerun.train.log_file import Life, names, newest_start, read_last_life, started
-from stagerun.train.logs.results import failed_line
-from stagerun.train.output import (
-    DISK,
-    LOG,
-    Evaluation,
-    Target,
-    ensembles,
-    evaluations,
-    newest_recipe,
-    newest_snapshot,
-    written,
-)
-from stagerun.train.parallel import FOLDER, MARK
+from stagerun.train.output import DISK, Target, newest_recipe, newest_snapshot, written
 from stagerun.train.results import fruitless, standing
+from stagerun.train.stage_folder import FOLDER, MARK
 
-_CODES = {"finished": int(ExitCode.DONE), "stopped": int(ExitCode.SAVED)}
 _LOOK_S = 0.25
 SILENT = 300  # seconds without a line in the log, after which a living run is said to be silent
 
@@ -64,9 +51,8 @@ class Progress:
     lr: float | None = None
     loss: float | None = None
     images_per_second: float | None = None
-    sent_bytes: float | None = (
-        None  # by rank 0 in an iteration, on average, of a stage that sends less than all gradients
-    )
+    # By rank 0 in an iteration, on average, of a stage that sends less than all gradients.
+    sent_bytes: float | None = None
     dense_bytes: int | None = None  # what all gradients would be, uncompressed
     staleness: Staleness | None = None  # of the last pushes, of a stage with `method: ASYNC`
     seconds_left_in_stage: float | None = None
@@ -134,73 +120,76 @@ class Status:
 def look(target: Target, now: float, say: Callable[[str], None] | None = None) -> Status:
     """Changes nothing. StorageError, PermissionDenied, ResumeRefused as of `store.inventory`. `say` hears that a sign of life of
     another machine's run is waited for; without it nothing is waited for."""
-    holder, away = _holder(target.out)  # before the log, or a run that ends in between would seem to be killed
-    life = read_last_life(target.out / LOG) or Life()
+    out = target.out
+    holder, away = _holder(out)  # before the log, or a run that ends in between would seem to be killed
+    life = read_last_life(out / LOG)
     if holder is None:
-        holder, away = _holder(target.out)  # or one that starts in between
-    inventory = found = store.inventory(DISK, target.out, looking=True)
-    state, said = _state(target.out, holder, life)
-    unlogged = _before_the_log(target.out) if state == "nothing" else None
-    state = unlogged[0] if unlogged else state
+        holder, away = _holder(out)  # or one that starts in between
+    found = store.inventory(DISK, out, looking=True)
+    state, reason, code = _state(out, holder, life)
     if away is not None and state in ("killed", "nothing"):
         if say is None:
             state, holder = "elsewhere", away
-        elif (heard := listen(target.out, say)) is not None:
-            holder, life = heard, read_last_life(target.out / LOG) or Life()
-            state, said = _state(target.out, holder, life)
-    run = started(life)
+        elif (heard := listen(out, say)) is not None:
+            holder, life = heard, read_last_life(out / LOG)
+            state, reason, code = _state(out, holder, life)
+    run = life.run
     if state == "starting":
         life = Life()
-    newest = newest_snapshot(inventory)
-    plan = make_plan(target.schedule, inventory) if target.schedule else None
-    stored = None if plan else newest_recipe(target.out, found)
+    newest = newest_snapshot(found)
+    plan = make_plan(target.schedule, found) if target.schedule else None
+    stored = None if plan else newest_recipe(out, found)
     whole = plan or (make_plan(stored, Inventory()) if stored else None)
-    time_left = TimeLeft(whole, target.out) if whole else None
-    # Under the names that the stages have now.
-    inventory = plan.inventory if plan else under(inventory, names(life))
-    beside = _side_by_side(target.out) if state in ("running", "killed", "failed") else {}
-    ended = life.last[1] if life.last else None
-    left = ended.not_chosen if isinstance(ended, RunFinished) else ()
-    last = max((one.last for one in (life, *beside.values()) if one.last), key=lambda line: line[0], default=None)
-    working = tuple(_progress(one, time_left) or _starting(stage) for stage, one in beside.items())
-    working, broken_off = (working, ()) if state == "running" else ((), working)
-    progress = None if working else _progress(life, time_left)
-    evaluated = evaluations(target.out, plan, life, inventory)
+    time_left = TimeLeft(whole, out) if whole else None
+    inventory = plan.inventory if plan else under(found, life.names)  # under the names that the stages have now
+    beside = _side_by_side(out) if state in ("running", "killed", "failed") else {}
+    lives = (life, *beside.values())
+    last = max((one.last for one in lives if one.last), key=lambda line: line[0], default=None)
+    at_work = tuple(_progress(one, time_left) or _starting(stage) for stage, one in beside.items())
+    running = state == "running"
+    progress = None if running and at_work else _progress(life, time_left)
+    left = life.last[1].not_chosen if life.last and isinstance(life.last[1], RunFinished) else ()
+    evaluated = evaluations(out, plan, life, inventory)
     return Status(
         state=state,
-        schedule=target.schedule.name if target.schedule else run.schedule if run else target.out.name,
-        out=str(target.out),
+        schedule=target.schedule.name if target.schedule else run.schedule if run else out.name,
+        out=str(out),
         holder=holder,
-        run=started(life),
-        reason=said.reason if isinstance(said, Stopped) else said.text if said else "",
-        exit_code=said.code if isinstance(said, Failed) else unlogged[1] if unlogged else _CODES.get(state),
+        run=life.run,
+        reason=reason,
+        exit_code=code,
         last_event=type(last[1]).__name__ if last else "",
         last_logged=last[0] if last else None,
-        silent=state == "running" and last is not None and now - last[0] > SILENT,
+        silent=running and last is not None and now - last[0] > SILENT,
         progress=progress,
-        snapshot=None if newest is None else NewestSnapshot(
-            name=newest.name, bytes=newest.bytes, written=written(target.out, newest.name)
-        ),
+        snapshot=NewestSnapshot(name=newest.name, bytes=newest.bytes, written=written(out, newest.name))
+        if newest
+        else None,
         evaluations=evaluated,
-        stages=_marks(plan, run, evaluated, progress, (*working, *broken_off), left) if run else {},
-        ensembles=ensembles(target.out, plan, life, inventory),
-        warnings=tuple(warned for one in (life, *beside.values()) for warned in _warnings(one)),
-        beside=working,
-        broken_off=broken_off,
+        stages=_marks(plan, run, evaluated, progress, at_work, left) if run else {},
+        ensembles=ensembles(out, plan, life, inventory),
+        warnings=tuple(
+            Warned(time=at, text=text)
+            for one in lives
+            for at, event in one.seen
+            if (text := warning_of(event)) is not None
+        ),
+        beside=at_work if running else (),
+        broken_off=() if running else at_work,
         unreadable_lines=life.unreadable,
         forbidden=found.forbidden,
         not_finite=len(list(life.of(NotFinite))),
         stuck=state in ("failed", "killed") and _stuck(target, found),
-        chosen={e.stage: in_words((m, tensors) for m, tensors, *_ in e.methods) for e in life.of(CompressionChosen)},
-        gradients={e.stage: e.gradients for e in life.of(StageStarted) if e.gradients},
+        chosen={event.stage: event.words for event in life.of(CompressionChosen)},
+        gradients={event.stage: event.gradients for event in life.of(StageStarted) if event.gradients},
         not_chosen=left,
-    )  # fmt: skip
+    )
 
 
 def _side_by_side(out: Path) -> dict[str, Life]:
     """What the stages that are trained side by side have logged, by stage."""
     stages = sorted(mark.parent for mark in (out / FOLDER).glob(f"*/{MARK}"))
-    return {stage.name: read_last_life(stage / LOG) or Life() for stage in stages}
+    return {stage.name: read_last_life(stage / LOG) for stage in stages}
 
 
 def _starting(stage: str) -> Progress:
@@ -232,29 +221,34 @@ def _holder(out: Path) -> tuple[store.Holder | None, store.Holder | None]:
     return (who, None) if lives else (None, who)
 
 
-def _state(out: Path, holder: store.Holder | None, life: Life) -> tuple[str, Stopped | Failed | None]:
-    """And the event that says why it ended."""
+def _state(out: Path, holder: store.Holder | None, life: Life) -> tuple[str, str, int | None]:
+    """`Status.state`, and why it ended and with which exit code."""
     if holder is not None:
-        start = next(((t, e) for t, e in life.seen if isinstance(e, RunStarted)), None)
-        return ("running" if start is not None and _of_holder(out, holder, *start) else "starting"), None
+        return ("running" if _is_of(holder, out, life) else "starting"), "", None
     if life.last is None:
-        return "nothing", None
+        newest = _newest_life(out)
+        if newest is None or newest.code == ExitCode.DONE:
+            return "nothing", "", None
+        state = "killed" if newest.code is None else "stopped" if newest.code == ExitCode.SAVED else "failed"
+        return state, "", newest.code
     match life.last[1]:
         case RunFinished():
-            return "finished", None
-        case Stopped() as stopped:
-            return "stopped", stopped
+            return "finished", "", int(ExitCode.DONE)
+        case Stopped(reason=reason):
+            return "stopped", reason, int(ExitCode.SAVED)
     failed = list(life.of(Failed))
-    return ("failed", failed[-1]) if failed else ("killed", None)
+    return ("failed", failed[-1].text, failed[-1].code) if failed else ("killed", "", None)
 
 
-def _of_holder(out: Path, holder: store.Holder, time: float, run: RunStarted) -> bool:
-    """Whether it is the holder's log, and not its predecessor's."""
-    if not run.attempt:  # a log of before: by the clock. The lock is taken before the log is opened.
-        return holder.since is None or time >= holder.since
+def _is_of(holder: store.Holder, out: Path, life: Life) -> bool:
+    """Whether the logged life is the holder's, and not its predecessor's."""
+    if life.run is None:
+        return False
+    if not life.run.attempt:  # a log of before: by the clock. The lock is taken before the log is opened.
+        return holder.since is None or life.seen[0][0] >= holder.since
     # No clock, which may be set back: the holder's life is the newest, once it has taken one, and it has not ended.
     newest = _newest_life(out)
-    if newest is None or newest.attempt != run.attempt or newest.code is not None:
+    if newest is None or newest.attempt != life.run.attempt or newest.code is not None:
         return False
     return holder.pid is None or (holder.pid, holder.host) == (newest.process.pid, newest.process.host)
 
@@ -264,58 +258,30 @@ def _newest_life(out: Path) -> store.Life | None:
     return next((seen.life for seen in store.last_lives(DISK, out, 1)), None)
 
 
-def _before_the_log(out: Path) -> tuple[str, int | None] | None:
-    """State and exit code of the newest process life, where none has come as far as the log; None where there was none."""
-    newest = _newest_life(out)
-    if newest is None or (code := newest.code) == ExitCode.DONE:
-        return None
-    return "killed" if code is None else "stopped" if code == ExitCode.SAVED else "failed", code
-
-
 def _stuck(target: Target, found: Inventory) -> bool:
     """As `run` asks. Without a schedule it is that of the newest snapshot; without either what the last life started from must do."""
-    schedule = target.schedule or newest_recipe(target.out, found)
-    if schedule is not None:
+    if (schedule := target.schedule or newest_recipe(target.out, found)) is not None:
         now = standing(DISK, target.out, schedule, found)
-        return bool(fruitless(DISK, target.out, now))
-    last = None if found.snapshots else _newest_life(target.out)
-    return last is not None and bool(fruitless(DISK, target.out, last.newest))
+    elif found.snapshots or (last := _newest_life(target.out)) is None:
+        return False
+    else:
+        now = last.newest
+    return bool(fruitless(DISK, target.out, now))
 
 
-def _piece(life: Life) -> Progress | None:
-    """Where training is, if that is a piece of a stage that is trained once more."""
-    *_, piece = None, *life.of(StageStarted, StageFinished, PieceStarted)
-    if not isinstance(piece, PieceStarted):
+def _progress(life: Life, time_left: TimeLeft | None) -> Progress | None:
+    """Where training is: in a stage, or in a piece of one that is trained once more."""
+    *_, newest = None, *life.of(StageStarted, StageFinished, PieceStarted)
+    stages = life.run.stages if life.run else ()
+    if isinstance(newest, PieceStarted):
+        return _in_piece(newest, life, stages)
+    if (start := life.stage) is None:
         return None
-    run = started(life)
-    stages = run.stages if run else ()
-    last = life.retraced[-1] if life.retraced else None
-    iter = last.iter if last else piece.iter
-    seconds = sum(e.seconds for e in life.retraced) / len(life.retraced) if life.retraced else None
-    return Progress(
-        stage=piece.stage,
-        number=stages.index(piece.stage) + 1 if piece.stage in stages else 0,
-        stages=len(stages),
-        iter=iter,
-        max_iter=piece.until,
-        iterations_left=piece.iterations_left - (iter - piece.iter),
-        line=f"{piece.stage} again, for {', '.join(piece.children)}  {iter}/{piece.until}",
-        lr=last.lr if last else None,
-        loss=last.loss if last else None,
-        seconds_left_in_stage=None if seconds is None else (piece.until - iter) * seconds,
-    )
-
-
-def _progress(life: Life, time_left: TimeLeft | None = None) -> Progress | None:
-    if (piece := _piece(life)) is not None:
-        return piece
-    run, start = started(life), newest_start(life)
-    if start is None:
-        return None
-    stages = len(run.stages) if run else 0
-    place: dict[str, Any] = {"stage": start.stage, "number": start.number, "stages": stages, "max_iter": start.max_iter}
+    place: dict[str, Any] = {
+        "stage": start.stage, "number": start.number, "stages": len(stages), "max_iter": start.max_iter,
+    }  # fmt: skip
     if not life.window:
-        line = f"stage {start.number}/{stages} {start.stage}  {start.iter}/{start.max_iter}  no iteration yet"
+        line = f"stage {start.number}/{len(stages)} {start.stage}  {start.iter}/{start.max_iter}  no iteration yet"
         return Progress(**place, iter=start.iter, iterations_left=start.iterations_left, line=line)
     now = life.window[-1]
     left = start.iterations_left - (now.iter - start.iter)
@@ -327,7 +293,7 @@ def _progress(life: Life, time_left: TimeLeft | None = None) -> Progress | None:
         **place,
         iter=now.iter,
         iterations_left=left,
-        line=progress_line(start, stages, life.window, (in_stage, in_all), life.met),
+        line=progress_line(start, len(stages), life.window, (in_stage, in_all), life.met),
         epoch=now.epoch,
         lr=now.lr,
         loss=speed.loss,
@@ -338,6 +304,24 @@ def _progress(life: Life, time_left: TimeLeft | None = None) -> Progress | None:
         seconds_left_in_stage=in_stage,
         seconds_left=in_all,
         left=parts,
+    )
+
+
+def _in_piece(piece: PieceStarted, life: Life, stages: Sequence[str]) -> Progress:
+    last = life.retraced[-1] if life.retraced else None
+    iter = last.iter if last else piece.iter
+    seconds = sum(e.seconds for e in life.retraced) / len(life.retraced) if last else None
+    return Progress(
+        stage=piece.stage,
+        number=stages.index(piece.stage) + 1 if piece.stage in stages else 0,
+        stages=len(stages),
+        iter=iter,
+        max_iter=piece.until,
+        iterations_left=piece.iterations_left - (iter - piece.iter),
+        line=f"{piece.stage} again, for {', '.join(piece.children)}  {iter}/{piece.until}",
+        lr=last.lr if last else None,
+        loss=last.loss if last else None,
+        seconds_left_in_stage=None if seconds is None else (piece.until - iter) * seconds,
     )
 
 
@@ -360,17 +344,3 @@ def _marks(
     if progress is not None and marks.get(progress.stage, DONE) not in (DONE, STALE):
         marks[progress.stage] = share(progress.iter, progress.max_iter)
     return marks | {one.stage: share(one.iter, one.max_iter or 1) for one in beside if one.stage in marks}
-
-
-def _warnings(life: Life) -> tuple[Warned, ...]:
-    found = []
-    for at, event in life.seen:
-        match event:
-            case Note(text=text, warning=True):
-                found.append(Warned(time=at, text=text))
-            case NotFinite():
-                found.append(Warned(time=at, text=failed_line(event)))
-            case SnapshotFailed():
-                text = f"no snapshot of {event.stage} at {event.iter}: {event.message}"
-                found.append(Warned(time=at, text=text))
-    return tuple(found)

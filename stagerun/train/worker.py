@@ -1,128 +1,75 @@
-"""What a worker has for the whole of its process life, and for the stage that it is in."""
+"""One worker of `stagerun run`, from its start to its exit code."""
 
-from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-
-from stagerun.base.compression import Choice
-from stagerun.base.recipe import Schedule, Stage
-from stagerun.comm import Comm
-from stagerun.command.ending import tell
+from stagerun.base.events import Event
+from stagerun.language import load
+from stagerun.launch import StopRequest
 from stagerun.launch.watch.worker import Monitored
-from stagerun.plan import PlannedStage
+from stagerun.system.imports import with_imports
 from stagerun.system.world import World
-from stagerun.train.images import Images
-from stagerun.train.keeper import Keeper
-from stagerun.train.logs.table import Screen
-from stagerun.train.profiling import Profile
-from stagerun.train.replay import Replay
+from stagerun.train.agreement import rank0
+from stagerun.train.context import Context, Stopping
+from stagerun.train.hooks.profile import Profile
+from stagerun.train.join import join, load_everywhere, place
+from stagerun.train.options import Cut, RunOptions
+from stagerun.train.run import run
+from stagerun.train.sinks import Output, exit_code
 
-# A stop may have to wait for the snapshot under way before it writes its own.
-_SNAPSHOTS = 2
-# Bytes per second, and seconds for the files and folders themselves, that a slow disk is taken to have before it has shown its own.
-_RATE, _FILES_S = 50e6, 1.0
-
-
-class Stopping:
-    """A request to stop, and the seconds that are left then, as `grace_left` says; None before anyone has asked. `snapshot_s`: the longest
-    that a snapshot has taken, 0 before the first; rank 0 alone knows, and asks for a stop in time for all."""
-
-    def __init__(self, grace_left: Callable[[], float | None] = lambda: None) -> None:
-        self.grace_left = grace_left
-        self.snapshot_s = self._expected_s = 0.0
-
-    @property
-    def asked(self) -> bool:
-        return self.grace_left() is not None
-
-    def expect(self, size: int) -> None:
-        """Snapshots will have so many bytes."""
-        self._expected_s = _FILES_S + size / _RATE
-
-    def left(self) -> float | None:
-        """Seconds that an iteration may still take, with snapshots to be written after it."""
-        left = self.grace_left()
-        return None if left is None else left - _SNAPSHOTS * (self.snapshot_s or self._expected_s)
+PROFILED = 10  # iterations of --profile
 
 
-@dataclass(slots=True)
-class Context:
-    """What one worker of a run has for the whole of its process life. `keeper`, `screen` and `say` are rank 0's: the output folder that it
-    holds, where events go (None: to the terminal) and where words go."""
+def train(
+    options: RunOptions,
+    world: World,
+    stop: StopRequest,
+    watch: Monitored | None,
+    cut: Cut | None = None,
+) -> int:
+    """Join the other workers, read the schedule as they do, and run it; return the exit code. `cut` makes the run short, to try
+    something."""
+    device, comm = join(world, options.threads, stop, watch, patient=True)
+    schedule = load_everywhere(options.folder, options.overrides, comm, load if cut is None else cut.read)
+    placed = place(world, comm, watch) if options.bind == "numa" else None
+    limit_reached = False
+    context = Context(
+        schedule if cut is None else cut.schedule(schedule),
+        "",
+        comm,
+        world,
+        device,
+        None,
+        lambda: limit_reached or stop(),
+        stopping=Stopping(stop.left),
+        watch=watch,
+        final_test_iter=None if cut is None else cut.final_test_iter,
+        settle=stop.settle,
+        placed=placed,
+    )
+    last: Event | None = None
+    for last in logged_run(options, context):
+        limit_reached = cut is not None and cut.until(last)
+    comm.close()
+    return exit_code(None, last)
 
-    schedule: Schedule
-    out: str
-    comm: Comm
-    world: World
-    device: torch.device
-    keeper: Keeper | None
-    stop: Callable[[], bool]
-    _: KW_ONLY
-    stopping: Stopping = field(default_factory=Stopping)
-    exact: bool = False  # go on where the bits are promised, and nowhere else
-    final_test_iter: int | None = None  # batches of the evaluation after a stage; None: every image
-    profile: Profile | None = None
-    replay: Path | None = None  # the output folder whose records of `method: ASYNC` are replayed
-    replaying: Replay | None = None  # what rank 0 has read there
-    watch: Monitored | None = None
-    screen: Screen | None = None
-    say: Callable[[str], None] = tell
-    settle: Callable[[int], object] = lambda code: None  # hears the exit code once all is saved, before anyone is told
-    others: str = ""  # `environment.other_machines`
-    images: Images = field(init=False)
 
-    def open_images(self) -> AbstractContextManager[Images]:
-        self.images = Images(self.schedule, self.device)
-        return closing(self.images)
-
-
-# Iterations over which the loss in the table of results is averaged, at most.
-LOSS_WINDOW = 100
-
-
-@dataclass(slots=True)
-class StageRun:
-    """A stage, or a piece of one, that comes next on one worker, and what has come of it so far. `files` are the start snapshot's, and
-    `teacher` those of the teacher's, on rank 0 alone. `record_ends`: in a replay, the iteration of a stage with `method: ASYNC` at which its
-    record ends; None of others."""
-
-    worker: Context
-    planned: PlannedStage
-    number: int = 1  # of its stage among those that are enabled, from 1
-    iterations_left: int = 0  # of all stages; 0 but on rank 0
-    files: dict[str, bytes] | None = None
-    record_ends: int | None = None
-    teacher: dict[str, bytes] | None = None
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSS_WINDOW))
-    seconds: float = 0.0  # trained, over all process lives
-    saved: int = -1  # iteration of the newest snapshot asked for
-    rollbacks: int | None = None  # in the stage so far, where this life has gone back; else the snapshot knows
-    choice: Choice = field(default_factory=dict)  # what `method: AUTO` chose; empty before, and of other methods
-    weights: dict[str, dict[str, str]] = field(default_factory=dict)  # where each tensor came from; rank 0's
-    weights_table: str = ""  # the same for people, where the stage starts
-    said_ended: bool = False  # by the newest snapshot asked for: that `early_stop` ends the stage there
-    proof: str = ""  # the newest link of the stage's chain (`audit_param`); rank 0's
-    drifted: bool = False  # the user knows that ranks which don't compute alike hold other states
-
-    @property
-    def stage(self) -> Stage:
-        return self.planned.stage
-
-    @property
-    def last(self) -> int:
-        """The iteration after which training stops: of a replay, where the record ends."""
-        return min(self.planned.last, self.planned.last if self.record_ends is None else self.record_ends)
-
-    @property
-    def is_piece(self) -> bool:
-        """Whether this is a stretch of a stage that is trained once more (`plan.Plan.pieces`)."""
-        return self.planned.until is not None
-
-    @property
-    def replays(self) -> bool:
-        """Whether it is trained as it was before."""
-        return self.worker.replay is not None or self.is_piece
+def logged_run(options: RunOptions, context: Context) -> Iterator[Event]:
+    """Run the schedule, with the events on the screen and in the logs of the output folder, which rank 0 holds until the last event or an
+    error. Collective."""
+    out, comm = options.output(context.schedule), context.comm
+    context.schedule, context.out, context.exact = with_imports(context.schedule, out), str(out), options.exact
+    context.replay = Path(options.replay).resolve() if options.replay is not None else None
+    context.rest = (options.parallel or 0) > 1
+    with ExitStack() as stack:
+        output = Output(context, stack)
+        rank0(comm, lambda: output.open(options))
+        profile = context.profile = Profile(options.profile, PROFILED, comm) if options.profile is not None else None
+        for event in output.with_failure(run(context)):
+            output.show(event)
+            yield event
+        if profile is not None and not profile.over:
+            note = profile.finish()
+            if note.text and output.sinks:
+                output.sinks[0](note)  # on the screen alone

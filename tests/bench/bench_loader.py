@@ -31,10 +31,11 @@ from pathlib import Path
 import contract
 import cv2
 import lmdb
+import made_images
 import numpy as np
 import torch
 from bench_photos import make as make_photos
-from facade import Datum, InterpMode, LmdbSource, Loader, RandomResizedCrop, Transform, torchvision_part, write_lmdb
+from facade import Datum, InterpMode, LmdbSource, RandomResizedCrop, Transform, torchvision_part, write_lmdb
 from PIL import Image
 from torch.utils.data import DataLoader
 from turns import parser, ratio, turns
@@ -135,8 +136,8 @@ class Setting:
 def stagerun(setting: Setting, tier: str, prepared: bool) -> Counted:
     records = LmdbSource(setting.prepared if prepared else setting.plain)
     param = Transform(crop_size=SIDE, mirror=True, random_resized_crop=RandomResizedCrop(interp_mode=setting.interp))
-    options = {"channels": 3, "num_classes": 1000, "seed": 1, "images": len(records), "shuffle": True}
-    loader = Loader(records, param, train=True, threads=setting.threads, tier=tier, **options)
+    options = {"channels": 3, "num_classes": 1000, "seed": 1, "shuffle": True, "threads": setting.threads, "tier": tier}
+    loader = made_images.loader(records, param, train=True, **options)
     with loader.stream((n * BATCH, BATCH) for n in range(1 << 40)) as batches:
         for batch in batches:
             yield len(batch.labels)

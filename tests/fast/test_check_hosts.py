@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from stagerun.data.scratch import look, stage
 from stagerun.language import load
-from stagerun.launch.compare import Images, Reads, Trouble, odd_ones, settings_digest, worst
-from stagerun.system.lmdb_file import Glance
+from stagerun.system.image_sets import Glance
 from stagerun.system.machine import arithmetic
 from stagerun.tools.rehearse.facts import Facts, differences, host_facts, scratch_room, troubles
 from stagerun.tools.rehearse.hosts import HostSpeed, Measured, page, slow_ones
+from stagerun.train.compare import Finding, Images, Reads, odd_ones, settings_digest, worst
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "hosts"
 SEEN = Glance(records=60000, size=47_000_000, fingerprint="a" * 64, ends="1" * 32)
@@ -44,7 +44,7 @@ HOST = Facts(
     scratch_free=200_000_000_000,
 )
 HOSTS = dict.fromkeys(("node1", "node2", "node3"), HOST)
-GONE = Trouble(code=65, text="/data/train_lmdb: no such folder", hint="check `source`")
+GONE = Finding(code=65, text="/data/train_lmdb: no such folder", hint="check `source`")
 
 
 def but(host: str, **changes: object) -> dict[str, Facts]:
@@ -71,7 +71,7 @@ def test_a_copy_with_a_side_file_of_its_own_is_told_from_other_images():
 
 
 def test_a_mistake_in_the_files_comes_before_what_follows_from_it():
-    found = troubles(but("node2", troubles=(GONE, Trouble(code=64, text="a mistake"))))
+    found = troubles(but("node2", troubles=(GONE, Finding(code=64, text="a mistake"))))
     assert worst(found) == 64
 
 
@@ -237,7 +237,7 @@ PAGES = {
     "two.txt": ({"a": HOST, "b": replace(HOST, machine={**HOST.machine, "cores": "4"})}, None),
     "everywhere.txt": ({name: replace(one, troubles=(GONE,)) for name, one in HOSTS.items()}, None),
     # One that could not read its schedule is not compared by it.
-    "unread.txt": (but("node3", reads=None, troubles=(Trouble(code=64, text="x/schedule.prototxt:1:1: there is no such folder"),)), None),
+    "unread.txt": (but("node3", reads=None, troubles=(Finding(code=64, text="x/schedule.prototxt:1:1: there is no such folder"),)), None),
 }  # fmt: skip
 
 

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import contract
 import cv2
+import made_images
 import numpy as np
 import tiny
-from facade import LmdbSource, Loader, write_lmdb
+from facade import LmdbSource, write_lmdb
 from log_help import room
 from made_images import stored
 
@@ -73,8 +74,8 @@ def test_a_stage_shows_what_its_network_gets(tmp_path):
     write_lmdb(str(tmp_path / "lmdb"), [record(i) for i in range(12)])
     (tmp_path / "schedule.prototxt").write_text(SCHEDULE)
     (tmp_path / "one.prototxt").write_text("display: 1\n")
-    param, about = load(tmp_path).stages[0].solver.transform, {"channels": 3, "num_classes": 3, "images": 12}
-    loader = Loader(LmdbSource(str(tmp_path / "lmdb")), param, train=True, seed=1, shuffle=True, **about)
+    param, about = load(tmp_path).stages[0].solver.transform, {"channels": 3, "num_classes": 3}
+    loader = made_images.loader(LmdbSource(str(tmp_path / "lmdb")), param, train=True, seed=1, shuffle=True, **about)
     for stage, start in (("one", 0), ("two", 20)):
         paper, said = sheet(tmp_path, ".", "--stage", stage, "--number", 4, "--first", 2)
         assert f"stage {stage}, training: images 2 to 5" in said and "not shown: mixup_alpha" in said

@@ -3,10 +3,11 @@
 import cv2
 import numpy as np
 import pytest
-from facade import DataError, Datum, ListRecords, Loader, Transform
+from facade import DataError, Datum
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
+from made_images import decoded as decode
 from made_images import raw
 from made_images import stored as record
 
@@ -18,12 +19,6 @@ GREY_JPEG = cv2.imdecode(cv2.imencode(".jpg", GREY)[1], cv2.IMREAD_GRAYSCALE)[:,
 
 def encode(image: np.ndarray, kind: str = ".jpg", *options: int) -> bytes:
     return cv2.imencode(kind, image, list(options))[1].tobytes()
-
-
-def decode(value: bytes, channels: int = 3) -> tuple[np.ndarray, int]:
-    """Image and label, as the loader gives them to a network of 10 classes."""
-    batch = Loader(ListRecords([value]), Transform(), train=False, channels=channels, num_classes=10).batch(0, 1)
-    return batch.images[0], batch.labels[0]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,15 @@
-"""`stagerun diff` of what a run was made from, and its picture; cases/diff*.txt have what it prints of folders."""
+"""`stagerun diff` of what a run was made from, and its picture; and `stagerun fmt`. cases/ have what both print."""
 
 import os
 from pathlib import Path
 
 import contract
 import disks
+import pytest
 from click.testing import CliRunner, Result
+from facade import formatted
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from stagerun import store
 from stagerun.cli import main
@@ -58,3 +62,58 @@ def test_a_run_that_kept_a_stage_of_other_images_or_another_network(tmp_path):
         assert f"\ntrunk\n  {field}  " in said and said.count("->") == 1
         assert said.endswith("they train different things\n")
     assert "nothing differs" in diff(run(tmp_path / "same", ("trunk", before), ("long", before)), before).stdout
+
+
+# -- `stagerun fmt`: that meaning, comments and links stay. cases/fmt: its style, and what it prints
+
+SOLVERS = Path(__file__).parents[2] / "solvers"
+
+
+@pytest.mark.parametrize("folder", sorted(SOLVERS.iterdir()), ids=lambda path: path.name)
+def test_the_gallery_is_in_it(folder):
+    for path in folder.glob("*.prototxt"):
+        if "proto-file: protos/stagerun" in path.read_text():
+            assert formatted(path.read_text()) == path.read_text(), f"stagerun fmt {folder}"
+
+
+GAPS = st.sampled_from([" ", "  ", "\t", "\n", "\n\n", " # c\n", "#\n", "\n# d\n", "\r\n"])
+FIELDS = st.recursive(
+    st.sampled_from([["x", ":", "1"], ["y", ":", '"#"'], ["y", ":", "'a'", '"b"'], ["z", ":", "[", "1", ",", "-2", "]"], ["w", ":", "[", "]"]]),
+    lambda inner: st.builds(
+        lambda fields, marks, colon: ["m", *[":"] * colon, marks[0], *(token for one in fields for token in one), marks[1]],
+        st.lists(inner, max_size=3), st.sampled_from(["{}", "<>"]), st.booleans(),
+    ),
+)  # fmt: skip
+
+
+@given(st.lists(FIELDS, max_size=5), st.data())
+@example([["m", "{", "x", ":", "1", "}"]], None)
+def test_twice_is_once_and_comments_stay(fields, data):
+    gaps = [data.draw(GAPS) if data else " # c\n" for one in fields for _ in one]
+    text = "".join(token + gap for token, gap in zip((t for one in fields for t in one), gaps, strict=True))
+    once = formatted(text)  # which asserts that the tokens mean the same
+    assert formatted(once) == once
+    for comment in (" c", " d"):
+        assert once.count(f"#{comment}") == text.count(f"#{comment}")
+
+
+def test_a_long_line_takes_no_longer_than_it_must():
+    text = f"stepvalue: [{', '.join(map(str, range(30_000)))}]\n"
+    assert formatted(text) == text
+
+
+def test_a_link_and_the_mode_of_a_file_stay_as_does_what_it_means(tmp_path):
+    folder = tmp_path / "s"
+    folder.mkdir()
+    for path in (SOLVERS / "fashion_collapse").glob("*.prototxt"):
+        (folder / path.name).write_text(path.read_text())
+    before = canonical(load(folder))
+    real = tmp_path / "kept.prototxt"
+    (folder / "cyc1.prototxt").rename(real)
+    (folder / "cyc1.prototxt").symlink_to(real)
+    real.write_text(real.read_text().replace("base_lr: 0.09", "base_lr :0.09;# peak"))
+    real.chmod(0o640)
+    done = contract.stagerun(["fmt", folder, f"{folder}/"], tmp_path)
+    assert done.output == f"{folder}/cyc1.prototxt: written anew\n1 of 6 files changed\n"
+    assert (folder / "cyc1.prototxt").is_symlink() and real.stat().st_mode & 0o777 == 0o640
+    assert canonical(load(folder)) == before

@@ -14,11 +14,11 @@ from facade import SIDE_FILE, CopyStopped, DataError, RecipeError, Schedule, eng
 from stagerun.base.recipe import Import
 from stagerun.data.importing.first_use import have, remove_others
 from stagerun.language import load
-from stagerun.launch.compare import what_is_read
 from stagerun.system import image_folder
+from stagerun.system.image_sets import with_sets
 from stagerun.system.imports import is_there
-from stagerun.system.lmdb_file import with_sets
 from stagerun.tools.rehearse.facts import scratch_room
+from stagerun.train.compare import what_is_read
 
 SCHEDULE = """
 model {{ name: "resnet_small" num_classes: 3 }}

@@ -16,7 +16,6 @@ from facade import (
     ImportWork,
     SourceOptions,
     UsageError,
-    datum,
     engine,
     index,
     indexing,
@@ -75,7 +74,7 @@ def test_a_folder_becomes_what_convert_imageset_makes(tmp_path):
     assert list(found) == [f"{n:08d}_{name}" for n, name in enumerate(shuffled)] and shuffled != files
     for name, record in zip(shuffled, found.values(), strict=True):
         assert record == Datum(data=(source / name).read_bytes(), label=int(name[1:9]), encoded=True)
-    facts = indexing.build(str(tmp_path / "out")).facts
+    facts = indexing.build(str(tmp_path / "out")).index.facts
     assert facts.kinds == (("baseline JPEG", 30),)
     made_with = index.load(str(tmp_path / "out"))
     assert made_with is not None and made_with.facts.classes == ("n00000000", "n00000001", "n00000002")
@@ -156,10 +155,10 @@ def test_sizes(tmp_path, options, sizes):
     images = [(f"{i}.jpg", i, data) for i, data in enumerate(files)]
     result = made(Given(*images), tmp_path / "out", seed=None, **options)
     values = made_images.records(tmp_path / "out").values()
-    assert [datum.decode(value, 3, 3)[0].shape[:2] for value in values] == sizes
+    assert [made_images.decoded(value, 3, 3)[0].shape[:2] for value in values] == sizes
     # What is resized stays what it was.
     assert dict(result.kinds) == {"baseline JPEG": 1, "PNG": 1, "grey JPEG": 1}
-    built = indexing.build(str(tmp_path / "out"), classes=Given.classes)
+    built = indexing.build(str(tmp_path / "out"), classes=Given.classes).index
     assert list(zip(built.heights.tolist(), built.widths.tolist(), strict=True)) == sizes
 
 
@@ -170,7 +169,7 @@ def test_resizing_is_area_down_and_linear_up(tmp_path):
         made(Given(("a.png", 0, png)), tmp_path / f"{shorter}", shorter=shorter)
         (record,) = records(tmp_path / f"{shorter}").values()
         expected = cv2.resize(image, (shorter * 3 // 2, shorter), interpolation=interpolation)
-        found = datum.decode(record.SerializeToString(), 3, 1)[0].astype(int)
+        found = made_images.decoded(record.SerializeToString(), 3, 1)[0].astype(int)
         assert np.abs(found - expected).max() <= 1
 
 
@@ -193,8 +192,8 @@ def test_raw_pixels_are_those_that_a_run_would_decode(tmp_path):
     for raw, encoded in pairs:
         channels = raw.channels
         assert not raw.encoded and len(raw.data) == channels * raw.height * raw.width and raw.label == encoded.label
-        expected = datum.decode(encoded.SerializeToString(), channels, 3)[0]
-        assert (datum.decode(raw.SerializeToString(), channels, 3)[0] == expected).all()
+        expected = made_images.decoded(encoded.SerializeToString(), channels, 3)[0]
+        assert (made_images.decoded(raw.SerializeToString(), channels, 3)[0] == expected).all()
 
 
 def test_formats_of_pixels_are_stored_as_pixels(tmp_path):
@@ -234,5 +233,5 @@ def test_the_side_file_is_the_one_that_index_makes(tmp_path, options):
     images = [(f"{i}.jpg", i % 3, data) for i, data in enumerate(files)]
     made(Given(*images), tmp_path / "out", **options)
     stored = (tmp_path / "out" / SIDE_FILE).read_bytes()
-    index.save(indexing.build(str(tmp_path / "out"), threads=2, classes=Given.classes), str(tmp_path / "out"))
+    index.save(indexing.build(str(tmp_path / "out"), threads=2, classes=Given.classes).index, str(tmp_path / "out"))
     assert (tmp_path / "out" / SIDE_FILE).read_bytes() == stored

@@ -17,18 +17,7 @@ import made_images
 import numpy as np
 import pytest
 from drawn import examples
-from facade import (
-    DataError,
-    LmdbSource,
-    PermissionDenied,
-    StorageError,
-    datum,
-    index,
-    indexing,
-    lmdb_offsets,
-    same_set,
-    set_of,
-)
+from facade import DataError, LmdbSource, PermissionDenied, StorageError, index, indexing, same_set, set_of
 from hypothesis import given
 from hypothesis import strategies as st
 from made_images import raw, stored
@@ -48,7 +37,7 @@ def write(folder: Path, records: dict[bytes, bytes], per_commit: int = 7) -> str
 
 
 def found_by_offset(path: str) -> dict[bytes, bytes]:
-    offsets, data = lmdb_offsets.offsets_of(path), (Path(path) / "data.mdb").read_bytes()
+    offsets, data = LmdbSource(path, side_file=False).table, (Path(path) / "data.mdb").read_bytes()
     places = zip(offsets.offsets.tolist(), offsets.lengths.tolist(), strict=True)
     return {offsets.key(i): data[at : at + length] for i, (at, length) in enumerate(places)}
 
@@ -70,7 +59,7 @@ def test_another_kind_of_lmdb_is_refused(tmp_path):
     with lmdb.open(str(tmp_path / "named"), max_dbs=1) as env:
         env.open_db(b"inner")
     with pytest.raises(DataError, match="named databases"):
-        lmdb_offsets.offsets_of(str(tmp_path / "named"))
+        LmdbSource(str(tmp_path / "named"))
 
 
 @examples(300)
@@ -86,7 +75,7 @@ def test_a_damaged_file_is_an_error_or_gives_places_inside_it(tmp_path_factory, 
         data[rng.choice([at % len(data), at % 8192, at // 4096 % (len(data) // 4096) * 4096 + at % 64])] = value
     (folder / "data.mdb").write_bytes(data)
     try:
-        offsets = lmdb_offsets.offsets_of(str(folder))
+        offsets = LmdbSource(str(folder), side_file=False).table
     except DataError:
         return
     assert (offsets.offsets >= 0).all() and (offsets.offsets + offsets.lengths <= len(data)).all()
@@ -115,7 +104,7 @@ def one_leaf(folder: Path, nodes: list[tuple[int, int, int]], entries: int) -> s
 
 def test_nodes_that_share_bytes_do_not_make_gigabytes(tmp_path):
     good = [(PAGE - 40 * (i + 1), 20, 12) for i in range(100)]
-    assert len(lmdb_offsets.offsets_of(one_leaf(tmp_path / "good", good, 100))) == 100
+    assert len(LmdbSource(one_leaf(tmp_path / "good", good, 100))) == 100
     hostile = {
         "more nodes than it has room for": [(PAGE - 8, 0, 0)] * 7000,
         "a key has 33000 bytes, and LMDB allows 511": [(20000, 33000, 0)],
@@ -127,7 +116,7 @@ def test_nodes_that_share_bytes_do_not_make_gigabytes(tmp_path):
         path = one_leaf(tmp_path / f"bad{number}", nodes, len(nodes))
         tracemalloc.start()
         with pytest.raises(DataError, match=why.partition(",")[0]) as error:
-            lmdb_offsets.offsets_of(path)
+            LmdbSource(path)
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert "data.mdb: is damaged" in error.value.message and most < 8 << 20
@@ -147,7 +136,7 @@ def test_a_tree_that_names_a_page_again_and_again_ends(tmp_path):
         data[meta + 88 + 6 : meta + 88 + 8] = (30).to_bytes(2, "little")
     file.write_bytes(data)
     with pytest.raises(DataError, match="damaged"):
-        lmdb_offsets.offsets_of(path)
+        LmdbSource(path)
 
 
 def record(i: int) -> bytes:
@@ -166,7 +155,9 @@ def test_the_side_file_of_an_lmdb_of_caffes(caffes):
     path = caffes
     assert index.load(path) is None
     steps: list[tuple[int, int]] = []
-    built = indexing.build(path, lambda done, total: steps.append((done, total)), threads=3, classes=tuple("abcdefgh"))
+    built = indexing.build(
+        path, lambda done, total: steps.append((done, total)), threads=3, classes=tuple("abcdefgh")
+    ).index
     index.save(built, path)
     loaded = index.load(path)
     assert loaded is not None and loaded.facts == built.facts and steps[-1] == (8, 8)
@@ -188,16 +179,16 @@ def test_the_mean_is_that_of_all_pixels(tmp_path):
     pixels = np.concatenate([np.broadcast_to(i, (*i.shape[:2], 3)).reshape(-1, 3) for i in images]).astype(float)
     for name, some, all_of in (("db", images, pixels), ("grey", images[2:], images[2].reshape(-1, 1))):
         path = write(tmp_path / name, {b"%d" % i: raw(image) for i, image in enumerate(some)})
-        facts = indexing.build(path).facts
+        facts = indexing.build(path).index.facts
         assert facts.mean_bgr == pytest.approx(tuple(all_of.mean(axis=0)), abs=1e-9)
         assert facts.deviation_bgr == pytest.approx(tuple(all_of.std(axis=0)), rel=1e-12)
-        facts = indexing.build(path, pixels=False).facts
+        facts = indexing.build(path, pixels=False).index.facts
         assert facts.mean_bgr == facts.deviation_bgr == ()
 
 
 def test_a_side_file_without_the_deviation_is_still_read(tmp_path, monkeypatch):
     path = write(tmp_path / "db", {b"0": record(0)})
-    made = indexing.build(path)
+    made = indexing.build(path).index
     older = {name: value for name, value in asdict(made.facts).items() if name != "deviation_bgr"}
     monkeypatch.setattr(index, "asdict", lambda facts: older)
     index.save(made, path)
@@ -207,7 +198,7 @@ def test_a_side_file_without_the_deviation_is_still_read(tmp_path, monkeypatch):
 
 def test_any_changed_byte_of_the_side_file_is_noticed(caffes):
     path = caffes
-    built = indexing.build(path)
+    built = indexing.build(path).index
     index.save(built, path)
     file = Path(path) / index.SIDE_FILE
     whole = file.read_bytes()
@@ -234,7 +225,7 @@ def test_a_folder_that_may_not_be_written_is_said(caffes, monkeypatch, number, k
     def fail(fd: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    built, before = indexing.build(caffes), sorted(os.listdir(caffes))
+    built, before = indexing.build(caffes).index, sorted(os.listdir(caffes))
     with monkeypatch.context() as patch, pytest.raises(kind):
         patch.setattr(os, "fsync", fail)
         index.save(built, caffes)
@@ -247,7 +238,7 @@ def test_the_side_file_of_another_lmdb_is_refused(tmp_path):
         write(tmp_path / name, {b"%08d" % i: raw(np.full((8, 8, 1), first + i, np.uint8), i) for i in range(9)})
         for name, first in (("one", 0), ("other", 1))
     )
-    index.save(indexing.build(one), one)
+    index.save(indexing.build(one).index, one)
     (Path(other) / index.SIDE_FILE).write_bytes((Path(one) / index.SIDE_FILE).read_bytes())
     assert LmdbSource(one).index is not None
     for opened in (index.load, LmdbSource):
@@ -261,7 +252,7 @@ def test_the_side_file_of_another_lmdb_is_refused(tmp_path):
 def test_a_side_file_that_is_written_over_while_it_is_used(caffes):
     """`cp` empties the old file first: mapped, the next look at it would end the process."""
     path = caffes
-    index.save(indexing.build(path), path)
+    index.save(indexing.build(path).index, path)
     source = LmdbSource(path)
     (Path(path) / index.SIDE_FILE).write_bytes(b"")
     assert source.key(7) == b"00000007_7.JPEG" and source.get(7)[1] == record(7)
@@ -289,16 +280,16 @@ def unusable(folder: Path) -> str:
 def test_a_side_file_with_some_records_that_cannot_be_used(tmp_path):
     path = unusable(tmp_path / "db")
     with pytest.raises(DataError, match="6 records of 10") as error:
-        indexing.build_with(path, max_bad=5)
+        indexing.build(path, max_bad=5)
     assert "--max-bad 6" in error.value.hint
-    built = indexing.build_with(path, max_bad=6)
+    built = indexing.build(path, max_bad=6)
     assert [text.split("`")[1] for text in built.unusable] == [f"{i:02}" for i in range(4, 10)]
     made = built.index
     assert made.heights.tolist()[4:] == made.widths.tolist()[4:] == [0] * 6
     assert dict(made.facts.kinds)["unusable"] == 6
     assert made.labels.tolist() == [0, 1, 2, 3, -1, 3, 3, 0, 0, -1]
     whole = write(tmp_path / "whole", {b"%d" % i: record(i) for i in range(4)})
-    assert made.facts.mean_bgr == indexing.build(whole).facts.mean_bgr
+    assert made.facts.mean_bgr == indexing.build(whole).index.facts.mean_bgr
     index.save(made, path)
     found = info(path)
     assert min(found["smallest"].values()) > 0 and found["labels"] == [[0, 3], [1, 1], [2, 1], [3, 3]]
@@ -318,14 +309,14 @@ def test_everyone_judges_as_the_loader_does(tmp_path):
     refused = set()
     for name, record in records.items():
         try:
-            datum.decode(record, 3, 10)
+            made_images.decoded(record, 3, 10)
         except DataError:
             refused.add(name.decode())
     assert refused == {"lossless", "damaged", "truncated", "empty", "no end"}
-    assert {text.split("`")[1] for text in indexing.build_with(path, max_bad=7).unusable} == refused
+    assert {text.split("`")[1] for text in indexing.build(path, max_bad=7).unusable} == refused
     assert set(mistakes(path, "--decode")) == refused
-    index.save(indexing.build_with(path, max_bad=7).index, path)
-    assert "unusual grey JPEG" in dict(indexing.build_with(path, max_bad=7).index.facts.kinds)
+    index.save(indexing.build(path, max_bad=7).index, path)
+    assert "unusual grey JPEG" in dict(indexing.build(path, max_bad=7).index.facts.kinds)
 
 
 def arithmetic() -> bytes:
@@ -345,7 +336,7 @@ def test_which_images_an_lmdb_holds_is_known_without_its_side_file(tmp_path):
         assert set_of(write(tmp_path / str(len(os.listdir(tmp_path))), other)) != set_of(first)
     source = write(tmp_path / "pictures", pictures)
     sample = set_of(source)
-    made = indexing.build(source)
+    made = indexing.build(source).index
     index.save(made, source)
     assert set_of(source) == f"{sample}, index {made.facts.fingerprint[:16]}"
     assert b"prepared_from" not in Path(source, index.SIDE_FILE).read_bytes(), "the bytes of before"

@@ -13,12 +13,14 @@ ROOT = Path(__file__).parents[2] / "stagerun"
 # learning-rate policy is one class and one row there, and the language knows its fields from it.
 TRUNK = (
     "base", "system", "schedule", "language", "command", "plan", "drawing", "store", "data",
-    "models", "comm", "engine", "launch", "train", "manual", "cli",
+    "models", "comm", "engine", "launch", "logs", "train", "manual", "cli",
 )  # fmt: skip
 TOOLS = {
     "caffe", "library", "new", "plan", "data", "diff", "fmt", "lint", "lsp", "rehearse", "report", "retry", "slurm", "status",
     "verify", "view", "weights",
 }  # fmt: skip
+# Features that most runs don't use, each whole in one folder. A wing imports the trunk.
+WINGS = {"wire"}
 # What a tool imports of another tool, with the reason.
 TOOL_IMPORTS_TOOL = {
     "plan": "lint weights.fetch view.chart",  # `check`, `check --fetch`; all draw the chart of the page
@@ -35,10 +37,12 @@ TOOL_IMPORTS_TOOL = {
 NOT_FROM_ENGINE = {"language", "plan", "store", "data", "launch", "train"}
 
 # Who may import torch: anywhere, or inside functions that start workers, which want it by then.
-TORCH = {"models", "comm", "engine", "train", "tools.rehearse", "tools.weights", "tools.verify"}
+TORCH = {"models", "comm", "engine", "train", "wire", "tools.rehearse", "tools.weights", "tools.verify"}
 TORCH_INSIDE_FUNCTIONS = {"launch", "tools.library", "tools.plan"}
 # What click loads for one line of help or a mistake in the arguments, and `run` for one in DIR; and everything outside TORCH besides.
 COMMANDS = ("command", "first_look")
+# And what of a wing the language and plans read.
+LIGHT = {f"stagerun.wire.{name}" for name in ("values", "rules", "choices", "replay")}
 
 
 class Import(NamedTuple):
@@ -113,7 +117,7 @@ def loaded_by(module: str) -> frozenset[str]:
 
 
 def test_every_folder_is_on_the_map_and_says_what_lives_there():
-    assert {folder(module) for module in files()} - {""} == set(TRUNK) | {f"tools.{name}" for name in TOOLS}
+    assert {folder(module) for module in files()} - {""} == set(TRUNK) | WINGS | {f"tools.{name}" for name in TOOLS}
     packages = [m for m, path in files().items() if path.name == "__init__.py"]
     assert [m for m in packages if not ast.get_docstring(ast.parse(files()[m].read_text()))] == []
 
@@ -131,7 +135,7 @@ def test_the_trunk_imports_downward_and_never_a_tool():
 
 
 def test_a_tool_imports_the_trunk_and_another_tool_by_an_entry_only():
-    used = {(own, one.module): one.place for own, other, one in edges() if own not in TRUNK and other not in TRUNK}
+    used = {(own, one.module): one.place for own, other, one in edges() if {own, other}.isdisjoint({*TRUNK, *WINGS})}
     allowed = {
         (f"tools.{tool}", f"stagerun.tools.{other}")
         for tool, others in TOOL_IMPORTS_TOOL.items()
@@ -153,5 +157,5 @@ def test_a_login_node_needs_no_torch():
         if not (one.inside and own in TORCH_INSIDE_FUNCTIONS)
     ]
     assert wrong == []
-    light = [m for m in files() if folder(m) not in TORCH or m.rpartition(".")[2] in COMMANDS]
+    light = [m for m in files() if folder(m) not in TORCH or m in LIGHT or m.rpartition(".")[2] in COMMANDS]
     assert [m for m in light if loaded_by(m) & torch] == []

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import cv2
+import made_images
 import numpy as np
 import pytest
 import simplejpeg
-from facade import DataError, Datum, datum, odd
+from facade import DataError, Datum, odd
 from PIL import Image, ImageOps
 
 BGR = cv2.resize(np.random.default_rng(3).integers(0, 255, (7, 9, 3), dtype=np.uint8), (60, 40))
@@ -60,7 +61,7 @@ JPEG = pillow(BGR, "JPEG", quality=90)
 )
 def test_ordinary_files_are_kept_and_decoded_as_the_loader_will(kind, data):
     found = odd.judge(data, "n01/a.xyz")
-    assert (found.kind, found.oddities, found.height, found.width) == (kind, (), 40, 60)
+    assert (found.kind, found.oddities, found.image.shape[:2]) == (kind, (), (40, 60))
     assert found.data is data
     np.testing.assert_array_equal(found.image, opencv(data))
     assert found.image.dtype == np.uint8 and found.image.shape == (40, 60, 1 if "grey" in kind else 3)
@@ -80,7 +81,7 @@ def test_a_picture_is_stored_as_viewers_show_it(format, turned):
     found = odd.judge(data, f"a.{format}")
     with Image.open(io.BytesIO(data)) as picture:
         shown = np.asarray(ImageOps.exif_transpose(picture).convert("RGB"))[:, :, ::-1]
-    assert found.oddities == ("EXIF rotation",) and (found.height, found.width) == shown.shape[:2]
+    assert found.oddities == ("EXIF rotation",) and found.image.shape[:2] == shown.shape[:2]
     np.testing.assert_array_equal(found.image, opencv(found.data))
     assert np.abs(found.image.astype(int) - shown).mean() < (3 if format == "JPEG" else 1e-9)
     assert odd.judge(found.data, f"a.{format}").oddities == ()  # not turned twice
@@ -91,7 +92,7 @@ def test_damaged_exif_data_turn_nothing():
     found = [odd.judge(pillow(BGR, "JPEG", exif=exif(n)), "a.jpg").oddities for n in (1, 9)]
     found += [odd.judge(pillow(BGR, "JPEG", exif=exif(6)[:n]), "a.jpg").oddities for n in range(30)]
     assert set(found) == {()}
-    assert {odd.judge(pillow(BGR, "JPEG", exif=exif(6)[:n]), "a.jpg").width for n in range(30, 60)} <= {40, 60}
+    assert {odd.judge(pillow(BGR, "JPEG", exif=exif(6)[:n]), "a.jpg").image.shape[1] for n in range(30, 60)} <= {40, 60}
 
 
 def test_cmyk_becomes_a_jpeg_of_three_channels_with_the_pixels_opencv_sees():
@@ -289,5 +290,5 @@ def test_damaged_files_of_every_format_end_in_a_verdict():
             continue
         outcomes.add(found.kind)
         record = Datum(data=found.data, encoded=True, label=0).SerializeToString()
-        np.testing.assert_array_equal(datum.decode(record, found.image.shape[2], 1)[0], found.image)
+        np.testing.assert_array_equal(made_images.decoded(record, found.image.shape[2], 1)[0], found.image)
     assert outcomes >= {"baseline JPEG", "progressive JPEG", "PNG", "grey PNG", "damaged", "truncated", "not an image"}

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import made_images
 import numpy as np
 import pytest
-from facade import Cache, ListRecords, Loader, PythonTransform, Transform, UsageError, make_memory
+from facade import Cache, ListRecords, Loader, PythonTransform, Transform, UsageError, pictures
 from made_images import raw
 
 from stagerun.language import read
@@ -41,15 +42,15 @@ def function(body: str, **more: str) -> PythonTransform:
 
 def loader(source: ListRecords, python: PythonTransform | None, channels: int = 3, **more: Any) -> Loader:
     param = Transform(crop_size=10, mirror=True, python="aug.py:augment")
-    settings = {"train": True, "shuffle": True, "seed": 3, **more}
-    return Loader(source, param, channels=channels, num_classes=4, python=python, **settings)
+    settings = {"param": param, "train": True, "shuffle": True, "seed": 3, **more}
+    return made_images.loader(source, channels=channels, num_classes=4, python=python, **settings)
 
 
 def test_an_image_is_the_same_whoever_makes_it():
     source, python = records(), function(AUGMENT, noise="AMOUNT = 30\n")
     whole = loader(source, python).batch(0, 120).images.copy()
     assert not np.array_equal(whole, loader(source, None).batch(0, 120).images)
-    memory = make_memory(source, 3, Cache.MEMORY)
+    memory = pictures.make_memory(source, 3, Cache.MEMORY)
     for more in ({"threads": 3}, {"threads": 2, "memory": memory}, {"threads": 1, "memory": memory}):
         with loader(source, python, **more).stream([(0, 50), (50, 7), (57, 63)]) as stream:
             assert np.array_equal(np.concatenate([batch.images.copy() for batch in stream]), whole), more
@@ -59,7 +60,7 @@ def test_what_it_draws_belongs_to_seed_and_position_and_is_frozen():
     body = "def augment(image, rng):\n    image[0, :3, 1], image[0, :3, 0] = divmod(rng.integers(0, 1000, 3), 256)\n    return image\n"
     drawn = []
     for seed, position in ((1, 0), (1, 1), (2, 0), (1, 0)):
-        made = Loader(records(), Transform(), train=True, channels=3, num_classes=4, seed=seed, python=function(body))
+        made = loader(records(), function(body), param=Transform(), shuffle=False, seed=seed)
         drawn.append((made.batch(position, 1).images[0, 0, :3, 1:].astype(int) @ [256, 1]).tolist())
     assert drawn == [[689, 372, 154], [907, 703, 484], [319, 846, 326], [689, 372, 154]]
 
@@ -106,7 +107,7 @@ def test_an_image_of_the_wrong_size_names_the_function_both_sizes_and_the_record
     assert error.value.hint == "return a larger image, or have `random_resize_param` enlarge it"
     with pytest.raises(UsageError, match="too small for crop_size: 10"):
         loader(records(), crop).preflight()
-    padded = Loader(records(), Transform(crop_size=20, pad=2), channels=3, num_classes=4, train=True, python=crop)
+    padded = loader(records(), crop, param=Transform(crop_size=20, pad=2), shuffle=False)
     with pytest.raises(UsageError) as error:
         padded.batch(0, 1)
     assert f"{where}, 12 x 18 pixels once padded, resized and cut, too small for crop_size: 20" in error.value.message

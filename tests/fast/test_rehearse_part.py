@@ -3,8 +3,8 @@
 import pytest
 
 from stagerun.language import read
-from stagerun.plan.plan import choice
-from stagerun.plan.rehearsal import part_of
+from stagerun.plan.choice import choice
+from stagerun.tools.rehearse.command import part_of
 
 SCHEDULE = """
 name: "part" model { name: "resnet_small" num_classes: 10 }

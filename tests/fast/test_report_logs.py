@@ -24,7 +24,7 @@ from log_help import (
     trained,
 )
 
-from stagerun.train.logs.table import Opened
+from stagerun.logs.table import Opened
 
 # -- TensorBoard
 

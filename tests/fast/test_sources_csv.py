@@ -3,7 +3,7 @@
 import contract
 import made_images
 import pytest
-from facade import DataError, Datum, LmdbSource, Loader, SourceOptions, Transform, index, open_source
+from facade import DataError, Datum, LmdbSource, SourceOptions, Transform, index, open_source
 
 
 @pytest.fixture
@@ -55,12 +55,12 @@ def test_the_import_writes_them_as_floats_and_no_label(table, tmp_path, raw):
             assert done.exit_code == 0, done.output
         made = index.load(str(tmp_path / "lmdb"))
         assert made is not None and set(made.labels.tolist()) == {-1}
-    about = {"train": False, "channels": 3, "num_classes": 10, "seed": 1, "images": 3, "shuffle": False}
+    about = {"train": False, "channels": 3, "num_classes": 10, "seed": 1, "shuffle": False}
     for i in (0, 1):
         with pytest.raises(DataError, match="has several labels, or none, in float_data") as caught:
-            Loader(records, Transform(), **about).batch(i, 1)
+            made_images.loader(records, Transform(), **about).batch(i, 1)
         assert 'labels: "float_data"' in caught.value.hint
-    numbered = Loader(records, Transform(), numbered=True, **about)
+    numbered = made_images.loader(records, Transform(), numbered=True, **about)
     assert numbered.batch(0, 3).labels.tolist() == [0, 1, 2]
 
 

@@ -14,7 +14,7 @@ from facade import FolderInUseError, StorageError
 
 from stagerun import store
 from stagerun.store import LocalDisk, Lock
-from stagerun.store.throw_away import claim
+from stagerun.store.side_folders import claim
 
 
 def test_released_it_is_free_and_the_file_stays(tmp_path):

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_help import evaluated, feed, finished, iterated, stage_started
 
-from stagerun.train.logs import table
-from stagerun.train.logs.trackers import follower
-from stagerun.train.logs.trackers.follower import Follower, Orders
-from stagerun.train.logs.trackers.tracker import Point, Text, TrackedRun
+from stagerun.logs import follower, table
+from stagerun.logs.follower import Follower, Orders
+from stagerun.logs.tracker import Point, Text, TrackedRun
 
 BEFORE = {"trunk": 0, "collapse": 8, "both": 12}
 
@@ -69,14 +68,13 @@ def clear() -> None:
     Shelf.runs, Shelf.texts, Shelf.ends, Shelf.known = {}, {}, [], True
 
 
-def life(out: Path, goes_on: dict[str, int]) -> Follower:
+def life(out: Path) -> Follower:
     """The follower of a new process life."""
     (out / "trackers").mkdir(exist_ok=True, parents=True)
     log = out / "log.jsonl"
     log.touch()
-    orders = Orders(
-        tracker="shelf", project="tree", out=str(out), size=log.stat().st_size, goes_on=goes_on, before=BEFORE, settings={}, workers=1
-    )  # fmt: skip
+    at = log.stat().st_size
+    orders = Orders(tracker="shelf", project="tree", out=str(out), size=at, before=BEFORE, settings={}, workers=1)
     return Follower(orders)
 
 
@@ -98,7 +96,7 @@ def losses(run: list[tuple[str, int, tuple[tuple[str, float], ...]]]) -> list[tu
 
 
 def test_nothing_is_sent_before_a_snapshot_holds_it(tmp_path):
-    here = life(tmp_path, {"trunk": 0})
+    here = life(tmp_path)
     write(tmp_path, stage_started("trunk"), *(iterated("trunk", i) for i in range(1, 5)), evaluated("trunk", 3, 0.5))
     here.follow()
     (run,) = Shelf.runs.values()
@@ -114,7 +112,7 @@ def test_nothing_is_sent_before_a_snapshot_holds_it(tmp_path):
 
 
 def test_a_whole_run(tmp_path):
-    here = life(tmp_path, {"trunk": 0, "collapse": 0})
+    here = life(tmp_path)
     together = EnsembleTested(
         name="both", rule="MEAN_PROBABILITY", members=("trunk", "collapse"), images=9, top1=0.7, top5=0.9, loss=None, seconds=1.0,
         best="trunk", best_top1=0.6, mean_top1=0.6, snapshots=("a", "b"), batch_norm_iter=0, tested_on="",
@@ -143,7 +141,7 @@ def test_each_iteration_once_whatever_is_killed(tmp_path_factory, data):
     out, newest, notes = tmp_path_factory.mktemp("out"), 0, [b""]
     note = out / "trackers" / "shelf.json"
     for _ in range(20):
-        here, at, due = life(out, {"trunk": newest}), newest, 0
+        here, at, due = life(out), newest, 0
         write(out, stage_started("trunk", newest))
         for _ in range(data.draw(st.integers(0, 30))):
             at += 1
@@ -166,7 +164,7 @@ def test_each_iteration_once_whatever_is_killed(tmp_path_factory, data):
                 note.write_bytes(kept)
         if newest >= 60:
             break
-    here = life(out, {})
+    here = life(out)
     write(out, finished("trunk", newest, 0.5, 1.0))
     here.follow()
     (run,) = Shelf.runs.values()
@@ -187,10 +185,10 @@ def test_what_is_trained_again_is_shown_in_another_run(tmp_path):
             finished(stage, 3, 0.5, 1.0),
         ]
 
-    here = life(tmp_path, {"trunk": 0, "collapse": 0})
+    here = life(tmp_path)
     write(tmp_path, *trained("trunk", 1.0), *trained("collapse", 1.5))
     here.follow()
-    here = life(tmp_path, {"collapse": 0})  # --redo collapse
+    here = life(tmp_path)  # --redo collapse
     write(tmp_path, *trained("collapse", 2.5))
     here.follow()
     (first, old), (second, new) = Shelf.runs.items()
@@ -199,23 +197,23 @@ def test_what_is_trained_again_is_shown_in_another_run(tmp_path):
     assert losses(new) == [(1, 1.0), (2, 1.0), (3, 1.0), (9, 2.5), (10, 2.5), (11, 2.5)]
     # Its store is lost: all is sent again, and what was undone long ago is not.
     Shelf.runs[second].clear()
-    life(tmp_path, {}).follow()
+    life(tmp_path).follow()
     assert losses(Shelf.runs[second]) == [(1, 1.0), (2, 1.0), (3, 1.0), (9, 2.5), (10, 2.5), (11, 2.5)]
 
 
 def test_a_tracker_that_comes_later_shows_nothing_that_was_undone(tmp_path):
     for loss in (1.0, 2.0, 3.0):
         write(tmp_path, stage_started("trunk"), *(iterated("trunk", i, loss=loss) for i in (1, 2)), saved("trunk", 2))
-    life(tmp_path, {"trunk": 2}).follow()
+    life(tmp_path).follow()
     ((name, run),) = Shelf.runs.items()
     assert losses(run) == [(1, 3.0), (2, 3.0)] and not name.endswith("-2")
 
 
 def test_a_note_of_a_log_that_was_removed_does_not_count(tmp_path):
     write(tmp_path, stage_started("trunk"), *(iterated("trunk", i) for i in (1, 2, 3)), saved("trunk", 3))
-    life(tmp_path, {"trunk": 3}).follow()
+    life(tmp_path).follow()
     (tmp_path / "log.jsonl").unlink()
-    here = life(tmp_path, {"trunk": 0})
+    here = life(tmp_path)
     write(tmp_path, stage_started("trunk"), iterated("trunk", 1, loss=7.0), saved("trunk", 1))
     here.follow()
     assert [losses(run)[-1] for run in Shelf.runs.values()] == [(3, 2.03), (1, 7.0)]
@@ -226,12 +224,12 @@ def one_stage(out: Path, upto: int = 2) -> None:
 
 
 def test_a_tracker_that_was_not_waited_for_is_asked_again(tmp_path):
-    here = life(tmp_path, {"trunk": 0})
+    here = life(tmp_path)
     one_stage(tmp_path)
     write(tmp_path, RunFinished(trained=True, seconds=1.0))
     here.follow()
     assert follower.lacks(tmp_path, "shelf")
-    again = life(tmp_path, {})
+    again = life(tmp_path)
     again.follow()
     again.end()
     assert not follower.lacks(tmp_path, "shelf") and [status for _, status in Shelf.ends] == ["finished"]
@@ -240,14 +238,14 @@ def test_a_tracker_that_was_not_waited_for_is_asked_again(tmp_path):
 def test_a_copy_of_the_folder_is_another_run_and_a_moved_one_is_not(tmp_path):
     first = tmp_path / "first"
     first.mkdir()
-    here = life(first, {"trunk": 0})
+    here = life(first)
     one_stage(first)
     here.follow()
     shutil.copytree(first, tmp_path / "copy")
-    life(tmp_path / "copy", {"trunk": 2}).follow()
+    life(tmp_path / "copy").follow()
     assert [losses(run) for run in Shelf.runs.values()] == [[(1, 2.01), (2, 2.02)]] * 2
     first.rename(tmp_path / "moved")
-    life(tmp_path / "moved", {"trunk": 2}).follow()
+    life(tmp_path / "moved").follow()
     assert len(Shelf.runs) == 2
 
 

@@ -1,12 +1,14 @@
 """Who is to blame when a job hangs, and who is slow: the record that a worker writes and its monitor reads, the monitors among each other, and the
 judgement over what is known of each rank."""
 
+import asyncio
+import functools
 import math
 import random
-import selectors
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -412,85 +414,104 @@ TOKEN = "a" * 32
 class Pair:
     """The monitors of two ranks in one process."""
 
-    def __init__(self, size: int = 2) -> None:
-        self.selector = selectors.DefaultSelector()
+    def __init__(self) -> None:
         self.ends: list[str] = []
-        listener = socket.create_server(("127.0.0.1", 0))
-        self.place = {"token": TOKEN, "name": "node0", "family": int(socket.AF_INET), "address": listener.getsockname()}
-        self.hub = Peers(0, size, self.selector, self.ends.append, listener.detach())
-        self.spoke = Peers(1, size, self.selector, self.ends.append)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.place = {
+            "token": TOKEN,
+            "name": "node0",
+            "family": int(socket.AF_INET),
+            "address": self.listener.getsockname(),
+        }
+        self.hub, self.spoke = (Peers(rank, 2, self.ends.append) for rank in range(2))
 
-    def until(self, found: Callable[[], object]) -> None:
-        """Both look and listen in turn."""
+    async def until(self, found: Callable[[], object]) -> None:
+        """Both look and listen."""
         end = time.monotonic() + 120
         while not found():
             assert time.monotonic() < end
-            now = time.monotonic() + 10  # so that it comes again at once
-            self.spoke.speak(seen(1, 0.0), now)
-            self.hub.speak(seen(0, 0.0), now)
-            for key, _ in self.selector.select(0.05):
-                key.data(key.fileobj)
+            self.spoke.speak(seen(1, 0.0))
+            self.hub.speak(seen(0, 0.0))
+            await asyncio.sleep(0.01)
 
-    def meet(self) -> None:
+    async def meet(self) -> None:
+        await self.hub.listen(self.listener)
         self.hub.meet(self.place)
         self.spoke.meet(self.place)
-        self.until(lambda: self.known(self.hub) and self.known(self.spoke))
+        await self.until(lambda: self.known(self.hub) and self.known(self.spoke))
 
     @staticmethod
     def known(side: Peers) -> list[int]:
         return [one.rank for one in side.seen(time.monotonic())]
 
-    def close(self) -> None:
-        for key in list(self.selector.get_map().values()):
-            key.fileobj.close()
-        self.selector.close()
+
+def in_a_loop(test: Callable[..., Any]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*args: object, **named: object) -> None:
+        asyncio.run(test(*args, **named))
+
+    return run
 
 
 @pytest.fixture
 def pair():
     pair = Pair()
     yield pair
-    pair.close()
+    pair.listener.close()
 
 
-def test_who_comes_before_the_token_is_known_comes_again_and_one_with_another_does_not(pair):
-    pair.spoke.meet(pair.place)
+@in_a_loop
+async def test_who_comes_before_the_token_is_known_comes_again_and_one_with_another_does_not(pair):
+    await pair.hub.listen(pair.listener)
     pair.hub.meet({"token": "b" * 32})
-    pair.until(lambda: pair.spoke.judged(time.monotonic()))
-    pair.until(lambda: not pair.spoke.judged(time.monotonic()))
-    assert not pair.known(pair.hub) and not pair.spoke.gone(time.monotonic())
+    pair.spoke.meet(pair.place)
+    await asyncio.sleep(0.5)
+    now = time.monotonic()
+    assert not pair.known(pair.hub) and not pair.spoke.gone(now) and not pair.spoke.judged(now)
     pair.hub.meet(pair.place)
-    pair.until(lambda: pair.known(pair.hub) == [1] and pair.known(pair.spoke) == [0])
+    await pair.until(lambda: pair.known(pair.hub) == [1] and pair.known(pair.spoke) == [0])
 
 
-def test_for_a_monitor_that_goes_without_a_word_no_rank_is_blamed(pair):
-    pair.meet()
-    pair.spoke.peers[0].lines.close()
-    pair.selector.unregister(pair.spoke.peers[0].lines)
-    pair.spoke.place = {}
-    pair.until(lambda: not pair.known(pair.hub))
+@pytest.mark.parametrize("said", [b"", b"[]\n", b"nonsense\n", b"[" * 50_000 + b"\n", b'{"token": "' + b"x" * 70_000])
+@in_a_loop
+async def test_a_stranger_is_sent_away(pair, said):
+    await pair.meet()
+    reader, writer = await asyncio.open_connection(*pair.place["address"])
+    writer.write(said)
+    writer.write_eof()
+    with suppress(ConnectionError):
+        assert await reader.read() == b""
+    writer.close()
+
+
+@in_a_loop
+async def test_for_a_monitor_that_goes_without_a_word_no_rank_is_blamed(pair):
+    await pair.meet()
+    pair.spoke.peers[0].left = 0.0  # it doesn't come again
+    pair.spoke.peers[0].writer.close()
+    await pair.until(lambda: not pair.known(pair.hub))
     now = time.monotonic()
     assert pair.hub.gone(now) == ["rank 1 on node0"]
     assert judge([seen(0, 900, waiting=True), *pair.hub.seen(now)], 2, Limits()) is None
 
 
 @pytest.mark.parametrize("size, gone", [(2, True), (1000, False)])
-def test_who_speaks_seldom_is_not_gone(size, gone):
+@in_a_loop
+async def test_who_speaks_seldom_is_not_gone(pair, size, gone):
     """Each of a thousand ranks speaks once in two seconds."""
-    pair = Pair(size)
-    pair.meet()
+    pair.hub.size = pair.spoke.size = size
+    await pair.meet()
     later = max(pair.hub.peers[1].heard, pair.spoke.peers[0].heard) + 2.5
     assert bool(pair.hub.gone(later)) is gone is bool(pair.spoke.gone(later)) is not pair.spoke.judged(later)
-    pair.close()
 
 
 @pytest.mark.parametrize("worded", [True, False])
-def test_a_worker_that_was_killed_is_gone_and_one_that_ends_with_an_error_is_not(pair, worded):
+@in_a_loop
+async def test_a_worker_that_was_killed_is_gone_and_one_that_ends_with_an_error_is_not(pair, worded):
     """Both are blamed by those that wait for them."""
-    pair.meet()
+    await pair.meet()
     pair.spoke.send({"bye": True, "worded": worded})
-    pair.spoke.place = {}
-    pair.until(lambda: pair.hub.peers[1].left is not None)
+    await pair.until(lambda: pair.hub.peers[1].left is not None)
     now = time.monotonic()
     assert pair.hub.gone(now) == ([] if worded else ["rank 1 on node0"])
     assert judge([seen(0, 59, waiting=True), *pair.hub.seen(now + 61)], 2, Limits()) is None
@@ -498,14 +519,15 @@ def test_a_worker_that_was_killed_is_gone_and_one_that_ends_with_an_error_is_not
     assert verdict is not None and "rank 1 on node0 has ended" in verdict.message()
 
 
-def test_what_rank_0_decides_the_others_hear_and_that_it_is_gone(pair):
-    pair.meet()
+@in_a_loop
+async def test_what_rank_0_decides_the_others_hear_and_that_it_is_gone(pair):
+    await pair.meet()
     assert pair.spoke.judged(time.monotonic())
     pair.hub.send({"end": "it hangs"})
     pair.spoke.send({"end": "a rank may not say so"})
-    pair.until(lambda: pair.ends)
+    await pair.until(lambda: pair.ends)
     pair.hub.send({"bye": True, "worded": False})
-    pair.until(lambda: not pair.spoke.judged(time.monotonic()))
+    await pair.until(lambda: not pair.spoke.judged(time.monotonic()))
     assert pair.ends == ["it hangs"] and pair.spoke.gone(time.monotonic()) == ["rank 0 on node0"]
     verdict = judge([seen(1, 61, waiting=True), *pair.spoke.seen(time.monotonic() + 61)], 2, Limits())
     assert verdict is not None and "rank 0 on node0 has ended" in verdict.message()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +19,10 @@ from facade import Determinism, Event, Knobs, PeerError, Solver, StageLoop, Sync
 from torch import Tensor, nn
 
 from stagerun.comm import SoloComm
-from stagerun.engine.asynchronous import training
-from stagerun.engine.asynchronous.record import Record
-from stagerun.engine.asynchronous.training import Asynchronous
 from stagerun.engine.feed import Ahead
+from stagerun.wire import asynchronous
+from stagerun.wire.asynchronous import Asynchronous
+from stagerun.wire.server import Record
 
 LONG_S = 20.0
 ITERATIONS, SNAPSHOT = 24, 10
@@ -159,7 +160,8 @@ class Stage:
         loop = self.stage_loop()
         if recorded is not None:
             loop = replace(loop, max_iter=recorded.last)
-        pushing = Uneven(loop, state, self.solver, Determinism.FIXED, comm, record, recorded)
+        pushing = Uneven(state, self.solver, Determinism.FIXED, comm)
+        pushing.open(loop, record, recorded)
         pushing.rnd = random.Random(100 * self.seed + comm.rank)
         self.prepare(pushing)
         events: list[Event] = []
@@ -167,7 +169,8 @@ class Stage:
         def read(places: Iterable[tuple[int, int]]) -> AbstractContextManager[Iterator[Batch]]:
             return Ahead(self.batches(iter(places)))
 
-        for event in pushing.train(read, lambda: self.stop(comm.rank, events)):
+        worker = SimpleNamespace(stop=lambda: self.stop(comm.rank, events))
+        for event in pushing.train(worker, read):
             events.append(event)
         return Found(state, events, pushing.server.record if pushing.server is not None else Record(), comm)
 
@@ -193,7 +196,7 @@ class Stage:
                 return None
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(training, "Line", job.line)
+            patch.setattr(asynchronous, "Line", job.line)
             return job.run(one)
 
     def replay(self, recorded: Record, replicas: int, **rest: Any) -> list[Found | None]:

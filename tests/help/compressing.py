@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from facade import Compression, Draw, Memory, Method, make
+from facade import Compression, Draw, Memory, Method, operator
 from torch import Tensor
 
 DRAW = Draw(7, 11, -1, 3)
@@ -19,6 +19,10 @@ SMALL = {
     Method.POWER_SGD: {"rank": 2},
 }
 BITS = {np.dtype("f4"): np.uint32, np.dtype("f8"): np.uint64}
+
+
+def make(method: Method, shape: Sequence[int], memory: Memory = Memory.NONE, **settings: Any) -> Any:
+    return operator(Compression(method=method, memory=memory, **settings), shape)
 
 
 def drive(

@@ -17,24 +17,19 @@ from facade import (
     Outcome,
     PeerError,
     Precision,
-    Pulse,
     Solver,
     TrainState,
     Transform,
+    exchange_of,
     losses,
     make_state,
     momentum,
-    reducer_of,
-    update,
-    update_replicas,
 )
 from torch import Tensor, nn
 
 from stagerun.comm import Comm, runs_of
-from stagerun.comm.group import GRADIENTS, Traffic
-from stagerun.engine.compression import residual_of
+from stagerun.comm.group import GRADIENTS
 from stagerun.engine.mixing import Mixing
-from stagerun.engine.state import replicas_of
 from stagerun.models import BatchNorm2d
 
 CPU = torch.device("cpu")
@@ -125,9 +120,7 @@ def arithmetic(solver: Solver, **changes: object) -> Arithmetic:
 def started(model: nn.Module, solver: Solver, comm: Comm, determinism: Determinism = Determinism.FIXED) -> TrainState:
     """As a stage begins: with the residuals of `compress_param` and the replicas of `sync_param`."""
     state = make_state(model, solver, CPU)
-    state.residual = residual_of(determinism, state, solver, comm)
-    if solver.sync is not None:
-        state.replicas = replicas_of(determinism, state, solver, comm)
+    exchange_of(state, solver, determinism, comm)
     return state
 
 
@@ -144,17 +137,15 @@ def updates(
     """One update per global batch, on this rank; the state and the outcomes. `state`: where to go on from. `broken_off`: of the number
     of device batches that are done in an iteration."""
     state = state or started(model, solver, comm, determinism)
-    reducer = reducer_of(determinism, state, solver, comm)
+    reducer = (state.exchange or exchange_of(state, solver, determinism, comm)).make_reducer()
     run = runs_of(solver.logical_workers, comm.size)[comm.rank]
     size = solver.device_batch_size
     outcomes = []
     for i, whole in enumerate(global_batches, state.iter):
         pieces = ((k, cut(whole, k * size, (k + 1) * size), k == run[-1]) for k in run)
-        move = update_replicas if state.replicas is not None and state.replicas.begin(state.iter) else update
         more = () if broken_off is None else (broken_off,)
-        outcomes.append(move(state, pieces, knobs(i), reducer, arithmetic(solver), lambda: False, *more))
-    if state.replicas is not None:
-        state.replicas.show()
+        outcomes.append(state.exchange.update(pieces, knobs(i), reducer, arithmetic(solver), lambda: False, *more))
+    state.show()
     return state, outcomes
 
 
@@ -227,13 +218,12 @@ class Threads:
             self.turn.acquire()
 
 
-class ThreadComm:
+class ThreadComm(Comm):
     """One worker's Comm. Sums are taken in order of rank; what is sent is counted as `TorchComm` counts it."""
 
     def __init__(self, rank: int, together: Threads) -> None:
-        self.rank, self.size, self.together = rank, together.size, together
-        self.pulse, self.traffic, self.spans = Pulse(), Traffic(), None
-        self.count = 0
+        super().__init__()
+        self.rank, self.size, self.together, self.count = rank, together.size, together, 0
 
     def _collective(self, mine: T, carry_out: Callable[[dict[int, T]], None]) -> Callable[[], None]:
         """The answer does it once all ranks are there: with what they brought, by rank, one of them does it for all."""
@@ -283,14 +273,13 @@ class ThreadComm:
     ) -> Callable[[], None]:
         self.traffic.sent += (sum(sent_sizes) - sent_sizes[self.rank]) * sent.element_size()
 
-        def hand_out(parts: dict[int, tuple[list[Tensor], list[Tensor]]]) -> None:
+        def hand_out(parts: dict[int, tuple[Sequence[Tensor], Sequence[Tensor]]]) -> None:
             for target, (_, places) in parts.items():
                 for source, place in enumerate(places):
                     place.copy_(parts[source][0][target])
 
-        return self._collective(
-            (list(sent.split(list(sent_sizes))), list(received.split(list(received_sizes)))), hand_out
-        )
+        both = list(sent.split(list(sent_sizes))), list(received.split(list(received_sizes)))
+        return self._collective(both, hand_out)
 
     def complete(self, pieces: Sequence[Tensor]) -> Callable[[], None]:
         self.traffic.sent += (self.size - 1) * pieces[self.rank].nbytes
@@ -311,7 +300,7 @@ class ThreadComm:
         return self.gather_bytes(data or b"")[src]
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        mine: list[bytes] = [data]
+        mine = [data]
 
         def give(parts: dict[int, list[bytes]]) -> None:
             told = [parts[rank][0] for rank in range(self.size)]

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import facade
 import lmdb
 import numpy as np
 import pytest
 import simplejpeg
 from click.testing import CliRunner
-from facade import DataError, Datum, SourceOptions, StagerunError, open_source
+from facade import DataError, Datum, ListRecords, Loader, SourceOptions, StagerunError, Training, Transform, open_source
 from numpy.typing import NDArray
 
 from stagerun.cli import main
@@ -45,6 +46,24 @@ def raw(image: NDArray[np.uint8], label: int = 0) -> bytes:
 def stored(data: bytes, label: int = 0) -> bytes:
     """A record of a file."""
     return Datum(data=data, label=label, encoded=True).SerializeToString()
+
+
+def loader(
+    source: Any, param: Transform, *, train: bool = False, shuffle: bool = False, seed: int = 0, **settings: Any
+) -> Loader:
+    """A loader by the settings of `NetworkInput`, `LoaderOptions` and `Training`."""
+    settings = {"seed": seed, "sampling": facade.order.EveryRecord(seed, len(source), shuffle), **settings}
+    network, options, training = (
+        kind(**{name: value for name, value in settings.items() if name in kind.__dataclass_fields__})
+        for kind in (facade.pictures.NetworkInput, facade.pictures.LoaderOptions, Training)
+    )
+    return Loader(source, param, network, training=training if train else None, options=options)
+
+
+def decoded(record: bytes, channels: int = 3, classes: int = 10) -> tuple[NDArray[np.uint8], int]:
+    """Image and label, as the loader gives them to a network."""
+    batch = loader(ListRecords([record]), Transform(), channels=channels, num_classes=classes).batch(0, 1)
+    return batch.images[0], int(batch.labels[0])
 
 
 def records(path: Path | str) -> dict[bytes, bytes]:

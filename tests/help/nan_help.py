@@ -16,7 +16,7 @@ import torch
 from engine_help import Threads
 from facade import Context, Event, Iterated, Keeper, NotFinite, TrainState, World, caffe_pb2, run, write_lmdb
 
-from stagerun.comm import SoloComm
+from stagerun.comm import Comm, SoloComm
 from stagerun.language import load
 
 IMAGES, BATCH = 64, 8
@@ -73,6 +73,7 @@ def lives(
     kill_after: int | None = None,
     ask: Callable[[Event], None] = lambda event: None,
     replay: Path | None = None,
+    comm: Comm | None = None,
 ) -> list[Event]:
     """The events on rank 0 of one process life, in this process; each rank must tell of the same iterations. It stops after so many
     iterations, failed ones too, or is left there as a kill leaves it, but for a snapshot under way, which is finished."""
@@ -106,7 +107,7 @@ def lives(
                 keeper.close()
         return seen
 
-    told = Threads(workers).run(work) if workers > 1 else [work(SoloComm())]
+    told = Threads(workers).run(work) if workers > 1 else [work(comm or SoloComm())]
     for other in told[1:]:
         assert [told_of(event) for event in same(other)] == [told_of(event) for event in same(told[0])]
     return told[0]

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 SCHEDULE = str(Path(__file__).parents[2] / "solvers" / "resnet50_72ep")
-ALLOWED = {"click", "google", "stagerun"}
+ALLOWED = {"click", "google", "msgspec", "psutil", "stagerun", "typing_extensions"}
 # One process runs them all: what one of them loads is there from then on.
 PROGRAM = """
 import json, sys

@@ -14,14 +14,15 @@ import torch
 from facade import Context, Event, ExitCode, RunFinished, Stopped, StorageError, World
 
 from stagerun.comm import SoloComm
+from stagerun.command.ending import stopped_after
 from stagerun.language import load
 from stagerun.launch import StopRequest, folder, local, run_workers
 from stagerun.launch.folder import Report
-from stagerun.launch.local import verdict
-from stagerun.launch.stopping import least_before
+from stagerun.launch.local import Orders, Outcome, verdict
+from stagerun.launch.stopping import aside, least_before
 from stagerun.system import signals
-from stagerun.train.command import RunOptions, stopped_after
-from stagerun.train.run import Output
+from stagerun.train.command import RunOptions
+from stagerun.train.sinks import Output
 
 NOTHING_STARTED = folder.nothing_started(ExitCode.SAVED)
 
@@ -85,7 +86,8 @@ ASKED: list[tuple[list[tuple[int, int, str]], dict[int, int], tuple[int, str]]] 
 def test_verdict(asked, case):
     """`asked`: whether the launcher was told to stop."""
     reports, deaths, expected = case
-    assert verdict([Report(*one) for one in reports], deaths, asked) == expected
+    outcome = Outcome([Report(*one) for one in reports], deaths, signal.SIGINT if asked else None)
+    assert verdict(outcome, Orders(())) == expected
 
 
 # -- requests
@@ -188,18 +190,13 @@ def raised(stop: StopRequest) -> None:
 
 
 def while_the_main_thread_waits_outside_of_python(stop: StopRequest) -> None:
-    with stop.watched():
-        os.kill(os.getpid(), signal.SIGTERM)
-        # The signal stays blocked for this thread, as in a library that restarts its calls.
-        threading.Event().wait(60)
+    aside(lambda: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(60))
 
 
 def where_a_thread_of_a_library_is_the_one_that_it_finds(stop: StopRequest) -> None:
     library = threading.Thread(target=threading.Event().wait, args=(60,), daemon=True)
     library.start()
-    with stop.watched():
-        signal.pthread_kill(library.ident or 0, signal.SIGTERM)
-        signal.sigtimedwait([signal.SIGUSR2], 60)  # in C, so that no handler runs
+    aside(lambda: signal.pthread_kill(library.ident or 0, signal.SIGTERM) or time.sleep(60))
 
 
 @pytest.mark.parametrize(
@@ -216,13 +213,10 @@ def test_before_anything_is_started_a_signal_ends_the_process(comes, capfd):
     assert f"SIGTERM: {NOTHING_STARTED}" in capfd.readouterr().err
 
 
-def test_what_comes_when_the_wait_is_over_is_not_lost(handlers):
-    stop = StopRequest()
-    stop.install(ExitCode.SAVED)
-    with stop.watched():
-        stop.begin()
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert stop.signal is signal.SIGTERM, "whichever thread has taken it"
+def test_what_is_done_aside_ends_as_it_does():
+    assert aside(lambda: 3) == 3
+    with pytest.raises(ZeroDivisionError):
+        aside(lambda: 1 // 0)
 
 
 INT, TERM, USR1, SETTLED = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, 0
@@ -272,7 +266,7 @@ def test_an_interrupt_from_the_last_word_on_does_not_deny_it(event, tmp_path, mo
 # -- launcher and workers
 
 
-def test_a_worker_that_enters_late_finds_the_request(tmp_path, monkeypatch, handlers):
+def test_a_worker_that_comes_late_finds_the_request(tmp_path, monkeypatch, handlers):
     monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path))
     asked = folder.ask(tmp_path, signal.SIGUSR1)
     stop = installed(50.0)
@@ -281,34 +275,16 @@ def test_a_worker_that_enters_late_finds_the_request(tmp_path, monkeypatch, hand
     assert left is not None and left <= 50.0 - (time.monotonic() - asked.at) + 1.0
 
 
-def test_signals_are_passed_on_to_children_that_have_entered_and_to_no_one_else(tmp_path):
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(60)
-        os.environ[folder.REPORT_DIR] = str(tmp_path)
-        stop = installed()
-        os.write(writing, b"x")
-        while not stop():
-            time.sleep(0.01)
-        os._exit(75)
-    os.read(reading, 1)
-    (tmp_path / "1.pid").write_text("1")  # not a child of this process
-    (tmp_path / "2.pid").write_text("never a number")
-    folder.ask(tmp_path, signal.SIGTERM)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 75
-
-
-# In the place of a worker: it enters, and hangs.
+# In the place of a worker: it hears signals, and hangs.
 HANGS = """
 import os, signal, sys, time
 from pathlib import Path
-from stagerun.launch.folder import enter, report
+from stagerun.launch.folder import report
 from stagerun.system import signals
 rank, heard = int(os.environ["RANK"]), []
 signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
 signals.release()
-enter(rank)
+Path(os.environ["STAGERUN_REPORT_DIR"], f"{rank}.pid").touch()
 while True:
     time.sleep(0.1)
 """
@@ -347,7 +323,7 @@ def launcher(
         local._END_S = others
         with signals.held():
             threading.Thread(target=told, daemon=True).start()
-        code, text = run_workers([], 2, 1, grace=grace)
+        code, text = run_workers(Orders((), 1, grace), 2)
         print(text, flush=True)
         os._exit(code)
 
@@ -373,13 +349,14 @@ def test_a_second_interrupt_of_the_launcher_ends_at_once(tmp_path, capfd, first,
     assert ("all is saved" if saved else "ended without saving") in capfd.readouterr().err
 
 
-def test_without_room_for_temporary_files_it_says_so(tmp_path, monkeypatch):
-    monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path / "gone"))
-    folder.enter(0)  # the launcher is gone
-    monkeypatch.setenv(folder.LAUNCHER_PID, str(os.getppid()))
-    with pytest.raises(StorageError, match="no folder for temporary files in ") as caught:
-        folder.enter(0)
-    assert "TMPDIR" in caught.value.hint
+def test_without_room_for_temporary_files_it_says_so(tmp_path):
+    def work() -> None:
+        tempfile.tempdir = str(tmp_path / "none")
+        with pytest.raises(StorageError, match="no folder for temporary files in ") as caught:
+            run_workers(Orders(()), 2)
+        os._exit("TMPDIR" in caught.value.hint)
+
+    assert child(work) == 1
 
 
 def test_a_sigterm_of_the_launchers_before_anything_is_started_is_not_a_stop(tmp_path, monkeypatch, capfd):
@@ -391,4 +368,5 @@ def test_a_sigterm_of_the_launchers_before_anything_is_started_is_not_a_stop(tmp
         signal.raise_signal(signal.SIGTERM)
 
     assert child(work) == 69 and capfd.readouterr().err == ""
-    assert verdict(folder.reports(tmp_path, 2), {0: 69, 1: 69}) == (69, "it can't be started")
+    outcome = Outcome(folder.reports(tmp_path, 2), {0: 69, 1: 69})
+    assert verdict(outcome, Orders(())) == (69, "it can't be started")

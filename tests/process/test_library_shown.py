@@ -18,8 +18,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def folder(tmp_path, data):
     """A folder to work in, with the schedules that are named, on a few images."""
-    small.make_schedule(tmp_path / "solvers" / "mine", data)
-    file = tmp_path / "solvers" / "mine" / "schedule.prototxt"
+    file = small.make_schedule(tmp_path / "solvers" / "mine", data) / "schedule.prototxt"
     file.write_text(file.read_text().replace('name: "tiny"', 'name: "mine"'))
     shutil.copytree(tmp_path / "solvers" / "mine", tmp_path / "solvers" / "fashion_collapse")
     return tmp_path

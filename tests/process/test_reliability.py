@@ -93,7 +93,8 @@ def test_stopped_it_kills_what_it_started_and_tells_what_came_of_it(tmp_path):
     script = f"""
 import signal, subprocess, sys; sys.path[:0] = {sys.path!r}
 from reliability import driver
-from reliability.trial import Scenario, Trial
+from reliability.driver import Scenario
+from reliability.trial import Trial
 def trials(rng, folder):
     child = subprocess.Popen(["sleep", "600"])
     print(child.pid, flush=True)

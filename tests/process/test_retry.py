@@ -144,7 +144,7 @@ def test_who_in_a_script_is_asked_to_stop(script, told, tmp_path):
         until = time.monotonic() + (60 if told else 0.2)
         while (found := to_be_told(process.pid)) is None and time.monotonic() < until:
             time.sleep(0.02)
-        assert (found and (found[0].name, found[1])) == told
+        assert (found and (found[0].name(), found[1])) == told
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -8,7 +8,6 @@ import small
 from nan_help import make_data, make_schedule
 
 POISON = 50  # met in iteration 6; with the 24 images that are then left out not again before iteration 11
-LENGTH = 10
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +22,7 @@ def verdict(folder: Path, out: Path, *words: object) -> tuple[int, str, object, 
 
 
 def test_a_run_that_went_back_and_left_images_out_is_proven(tmp_path, data):
-    audit = f"max_iter: {LENGTH} audit_param {{ proof_iter: 2 }}"
+    audit = "max_iter: 10 audit_param { proof_iter: 2 }"
     folder, out = make_schedule(tmp_path / "s", data, "on_nan: ROLLBACK snapshot: 4", main=audit), tmp_path / "out"
     done = small.run(folder, out)
     assert done.returncode == 0 and "at iteration 6, LR 0.05: back to 4" in done.stdout
@@ -36,7 +35,7 @@ def test_a_run_that_went_back_and_left_images_out_is_proven(tmp_path, data):
 
 
 def test_a_run_that_skipped_iterations_is_proven(tmp_path, data):
-    audit = f"max_iter: {LENGTH} audit_param {{ proof_iter: 5 }}"
+    audit = "max_iter: 10 audit_param { proof_iter: 5 }"
     folder, out = make_schedule(tmp_path / "s", data, "on_nan: SKIP snapshot: 5", main=audit), tmp_path / "out"
     done = small.run(folder, out)
     assert done.returncode == 0 and "at iteration 6, LR 0.05: skipped" in done.stdout

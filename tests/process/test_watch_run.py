@@ -70,8 +70,8 @@ def test_a_stopped_rank_is_named_and_nothing_is_left(base, tmp_path):
     told = text[text.index("rank 1 on ") :]
     assert told.startswith(f"rank 1 on {HOST} has not moved for ") and "(time-out 10 s) in section " in told
     assert "is stopped (state T)" in told
-    # A busy machine may take longer to write a stack than there is time for.
-    assert "the Python stack" not in told or "stagerun/train/stage.py" in told
+    # A busy machine may take longer to write a stack than there is time for; of a deep one the first calls are left out.
+    assert "the Python stack" not in told or "stagerun/train/stage.py" in told or " more\n" in told
     assert "hint: run the same command again" in told and text.count("has not moved") == 1
     assert "Traceback" not in text and "lost the other workers" not in text
     (failed,) = events(out, "Failed")

@@ -14,7 +14,7 @@ from pathlib import Path
 import processes
 import warm
 from reliability import brief, faults
-from reliability.trial import Scenario, Trial
+from reliability.trial import Trial
 
 KINDS = ("kill", "ENOSPC", "EIO", "ENOSPC+", "EIO+", "EIO-")  # at a call, from it on, or for a while
 MOST_CALLS = 60  # for which the disk is away
@@ -173,12 +173,3 @@ def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
         if rng.random() < 1 / 3:
             faults.append(fault_at(rng.choice(KINDS), rng.randint(1, calls), rng))
         yield trial(runs, workers, faults)
-
-
-SCENARIO = Scenario(
-    name="calls",
-    fault="SIGKILL, ENOSPC, EIO at a call of the store, in runs of 1, 2 and 4 workers",
-    aim="0 lost, 0 wrong loads",
-    wanted=500,
-    trials=trials,
-)

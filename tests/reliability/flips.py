@@ -12,7 +12,7 @@ from pathlib import Path
 import small
 import tiny
 from facade import Keeper, SnapshotRef, most_bytes
-from reliability.trial import Scenario, Trial
+from reliability.trial import Trial
 
 from stagerun import store
 from stagerun.language import load
@@ -123,12 +123,3 @@ def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
         if (ref.name, found) != (half.newest.name, half.good[half.newest.name]):
             wrong = wrong or "the snapshot without a fault was not used"
         yield Trial(faults=PER_TRIAL, counts=dict(counts), wrong=wrong)
-
-
-SCENARIO = Scenario(
-    name="flips",
-    fault="random flips, truncations, zeroed pages in snapshots",
-    aim="10,000, 100 % found, fallback used",
-    wanted=10_000,
-    trials=trials,
-)

@@ -17,7 +17,7 @@ import processes
 import small
 import tiny
 from processes import Spoken
-from reliability.trial import Scenario, Trial
+from reliability.trial import Trial
 
 TIME_OUT_S = 5
 # Seconds over the time-out that the aim allows.
@@ -185,12 +185,3 @@ def no_namespaces() -> str:
             return ""
     except subprocess.CalledProcessError as error:
         return f"network namespaces can't be made: {error.stderr.strip()}"
-
-
-SCENARIO = Scenario(
-    name="hangs",
-    fault="SIGSTOP of a rank",
-    aim="raised within time-out + 1 s, right rank named, 100 %",
-    wanted=100,
-    trials=partial(endless, trial),
-)

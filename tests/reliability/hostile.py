@@ -23,7 +23,7 @@ from facade import Context, Keeper, StageRun, StagerunError, World, most_bytes, 
 from reliability import forging
 from reliability.flips import Half
 from reliability.fuzz import ENVIRONMENT
-from reliability.trial import Scenario, Trial
+from reliability.trial import Trial
 
 from stagerun.comm import SoloComm
 from stagerun.language import load as load_schedule
@@ -187,14 +187,6 @@ def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
         again = f"python -m reliability.hostile {folder} {seed} {PER_TRIAL}: {wrong}" if wrong else ""
         yield Trial(PER_TRIAL, counts, largest, again)
 
-
-SCENARIO = Scenario(
-    name="hostile",
-    fault="audit hook while loading hostile snapshots",
-    aim="0 unpickling, exec, subprocess events",
-    wanted=1000,
-    trials=trials,
-)
 
 if __name__ == "__main__":
     child(Path(sys.argv[1]), random.Random(int(sys.argv[2])), int(sys.argv[3]))

@@ -14,7 +14,7 @@ import processes
 import small
 import tiny
 from processes import Run
-from reliability.trial import Scenario, Trial
+from reliability.trial import Trial
 
 WHAT = ("one", "rank 0", "all", "launcher")
 ALONE = ("the only worker", "all")  # a single worker is the run's first process: there is no launcher
@@ -192,12 +192,3 @@ def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
     kills = Kills(rng, folder)
     while True:
         yield kills.trial(numbers_of_workers(), rng.random() < OFTEN)
-
-
-SCENARIO = Scenario(
-    name="kills",
-    fault="SIGKILL at random moments of whole schedules: one rank, rank 0, all, the launcher",
-    aim="0 runs lost, 100 % bit-identical",
-    wanted=300,
-    trials=trials,
-)

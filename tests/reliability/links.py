@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from reliability import hangs
-from reliability.trial import Scenario, Trial
+from reliability.trial import Trial
 
 
 def trial(rng: random.Random, schedule: Path, out: Path) -> Trial:
@@ -17,13 +17,3 @@ def trial(rng: random.Random, schedule: Path, out: Path) -> Trial:
         names = {0: f"rank 1 on {b} can't be reached", 1: f"rank 0 on {a} can't be reached"}
         done = hangs.harmed(started, cut, names)
     return hangs.named(done, "links cut", f"link down at host {side} {wait:.2f} s after the last stage began")
-
-
-SCENARIO = Scenario(
-    name="links",
-    fault="a link down between two network namespaces",
-    aim="raised within time-out + 1 s, right rank named, 100 %",
-    wanted=25,
-    trials=partial(hangs.endless, trial),
-    needs=hangs.no_namespaces,
-)

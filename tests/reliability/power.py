@@ -11,7 +11,7 @@ from pathlib import Path
 import disks
 from disks import Folder, HookedDisk, Killed, ModelDisk, killed
 from facade import SnapshotRef
-from reliability.trial import Scenario, Trial
+from reliability.trial import Trial
 
 from stagerun import store
 
@@ -72,7 +72,7 @@ class Sequence:
         self.iter += 1
         self.newest = commit(disk, self.iter, attempt, lease).iter
         keep, pinned = self.rng.randint(1, 3), store.pins(disk, OUT)
-        for old in store.superfluous(store.inventory(disk, OUT), keep, pinned, {"cyc1": 1 << 40}):
+        for old in store.superfluous(store.inventory(disk, OUT).of("cyc1"), keep, pinned, 1 << 40):
             store.drop(disk, OUT, old)
 
     def pin(self, disk: store.Disk) -> None:
@@ -211,12 +211,3 @@ def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
     seen: set[bytes] = set()
     while True:
         yield trial(rng, seen)
-
-
-SCENARIO = Scenario(
-    name="power",
-    fault="modelled power cuts: what was not synced is dropped, torn, or reordered between folders and files",
-    aim="0 lost",
-    wanted=1000,
-    trials=trials,
-)

@@ -12,10 +12,10 @@ from pathlib import Path
 import cv2
 import made_images
 import numpy as np
-from facade import DataError, Datum, InterpMode, ListRecords, Loader, RandomResize, RandomResizedCrop, Transform
+from facade import DataError, Datum, InterpMode, ListRecords, RandomResize, RandomResizedCrop, Transform
 from PIL import Image
 from reliability import fuzz
-from reliability.trial import Scenario, Trial
+from reliability.trial import Trial
 
 from stagerun.data import jpeg
 
@@ -134,9 +134,9 @@ def child(seed: int) -> None:
     value = [whole[0]]
     records = ListRecords(value, "fuzzed")
     records.key = lambda i: KEY
-    about = {"train": True, "num_classes": 10, "seed": seed, "images": 1, "shuffle": False}
+    about = {"train": True, "num_classes": 10, "seed": seed, "shuffle": False}
     loaders = [
-        Loader(records, param, channels=channels, tier=tier, **about)
+        made_images.loader(records, param, channels=channels, tier=tier, **about)
         for tier in tiers
         for param in TRANSFORMS
         for channels in ((1, 3) if param.random_resized_crop is None else (3,))
@@ -167,14 +167,6 @@ def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
     while True:
         yield tried(rng.randrange(2**32))
 
-
-SCENARIO = Scenario(
-    name="records",
-    fault="damaged records",
-    aim="an image, or an error with the record's key",
-    wanted=100_000,
-    trials=trials,
-)
 
 if __name__ == "__main__":
     child(int(sys.argv[1]))

@@ -18,7 +18,7 @@ import small
 import tiny
 from contract import stagerun
 from reliability.kills import Runs, ended, wait_until
-from reliability.trial import Scenario, Trial
+from reliability.trial import Trial
 
 from stagerun import store
 
@@ -202,12 +202,3 @@ def _status_says(schedule: Schedule) -> str:
     said = stagerun(["status", schedule.schedule, "--out", schedule.out, "--json"], schedule.out.parent).output
     state = json.loads(said)["state"] if said.startswith("{") else said
     return "" if state in ("stopped", "finished", "nothing") else f"`status` says {state}"
-
-
-SCENARIO = Scenario(
-    name="sigterm",
-    fault="SIGTERM, SIGUSR1, SIGINT at random moments, evaluation, copying to scratch and imports among them",
-    aim="100 of 100 saved, exit 75 (0 where the run was at its end), within the grace period of 120 s",
-    wanted=100,
-    trials=trials,
-)

@@ -32,7 +32,7 @@ from facade import (
 )
 from google.protobuf.descriptor import FieldDescriptor
 from reliability import fuzz
-from reliability.trial import Scenario, Trial
+from reliability.trial import Trial
 
 from stagerun.base.errors import Problem
 from stagerun.language import canonical, load
@@ -282,14 +282,6 @@ def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
     while True:
         yield tried(rng.randrange(2**32))
 
-
-SCENARIO = Scenario(
-    name="solvers",
-    fault="mutated solver files",
-    aim="0 tracebacks, every mistake with its place",
-    wanted=100_000,
-    trials=trials,
-)
 
 if __name__ == "__main__":
     child(int(sys.argv[1]))

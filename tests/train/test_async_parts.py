@@ -12,8 +12,7 @@ from facade import PeerError, decode, encode, make_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagerun.engine.asynchronous.record import Record, record_of
-from stagerun.engine.asynchronous.server import Server, Turns
+from stagerun.wire.server import Record, Server, Turns, record_of
 
 pytestmark = pytest.mark.long
 

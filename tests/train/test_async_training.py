@@ -24,7 +24,7 @@ from facade import (
 )
 
 from stagerun.comm import SoloComm, make_reducer
-from stagerun.engine.asynchronous.training import Asynchronous
+from stagerun.wire.asynchronous import Asynchronous
 
 pytestmark = pytest.mark.long
 

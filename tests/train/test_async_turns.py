@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagerun.engine.asynchronous.record import Record
-from stagerun.engine.asynchronous.server import Turns
+from stagerun.wire.server import Record, Turns
 
 
 class Job:

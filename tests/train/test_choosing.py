@@ -15,7 +15,7 @@ from nan_help import lives, make_schedule
 
 from stagerun import store
 from stagerun.language import load
-from stagerun.train.choosing import decided
+from stagerun.wire.choosing import decided
 
 pytestmark = pytest.mark.long
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from compressing import how
 from engine_help import KNOBS, SOLVER, Batch, ConvNet, Threads, assert_same, dataset, started, tensors, updates
-from facade import Capture, Compression, Determinism, Memory, Method, Note, Scope, TrainState, recipe
+from facade import Compression, Determinism, Memory, Method, Note, Scope, TrainState, decode, recipe
 from nan_help import lives, make_schedule
 from processes import ends
 
@@ -30,13 +30,9 @@ def train(
 
 def everything(state: TrainState, comm: Comm) -> dict[str, torch.Tensor]:
     """Weights, momentum, and, on rank 0, all residuals: what a snapshot has."""
-    capture, found = Capture(state), tensors(state)
-    if state.residual is not None and comm.rank == 0:
-        capture.take_residual(state.residual, comm)
-        found |= {f"residual {name}": t.clone() for name, t in capture.residual.tensors.items()}
-    elif state.residual is not None:
-        state.residual.gather(comm, None)
-    return found
+    files = state.exchange.gather(keep=comm.rank == 0)
+    residuals = [pair for file in files.values() for pair in decode(bytes(file)).items()]
+    return tensors(state) | {f"residual {name}": t for name, t in residuals}
 
 
 def job(workers: int, compress: Compression | None, determinism: Determinism) -> list[dict[str, torch.Tensor]]:
@@ -89,7 +85,7 @@ def test_what_is_sent_and_what_is_left_make_up_the_gradients():
             updates(ConvNet(), one, [batch], comm, knobs=lambda i: knobs, state=state)
             for p in state.solver.parameters:
                 moved[p.name] += (before[p.name] - p.tensor.detach()) / 0.5
-    residual = states[1][1].residual
+    residual = states[1][1].exchange.residual
     left = residual.by_name(residual.vectors[0])
     for name, whole in total.items():
         torch.testing.assert_close(sent[name] + left[name], whole, atol=1e-12, rtol=1e-9)
@@ -134,7 +130,8 @@ def test_parameters_by_pattern():
     rules = (recipe.CompressionRule(name="fc*", method=Method.NONE),)
     for scope in Scope:
         state = train(how(Method.TOP_K, scope=scope, param=rules), FIXED, SoloComm())
-        left = state.residual.by_name(state.residual.vectors[0])
+        residual = state.exchange.residual
+        left = residual.by_name(residual.vectors[0])
         assert not left["fc.weight"].any() and not left["fc.bias"].any()
         assert left["conv2.weight"].any()
 

@@ -1,8 +1,9 @@
 """Ranks that no longer hold the same state: found at the next snapshot, named, and nothing of it kept."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import small
@@ -10,6 +11,7 @@ import torch
 from facade import (
     Diverged,
     Event,
+    Exchange,
     ExitCode,
     Iterated,
     Note,
@@ -20,7 +22,6 @@ from facade import (
     TrainState,
     average,
     momentum,
-    walk,
     weights,
 )
 from nan_help import lives, make_data, make_schedule, same
@@ -29,8 +30,8 @@ from processes import content
 from stagerun import store
 from stagerun.comm import SoloComm
 from stagerun.engine.codec import digest
-from stagerun.train import proofs, stage
 from stagerun.train.agreement import compare
+from stagerun.train.hooks import snapshots
 
 pytestmark = pytest.mark.long
 
@@ -67,12 +68,12 @@ def corrupted(
 ) -> dict[str, str]:
     """`harm` is done to the state of `ranks` after `iter` iterations. What the comparisons find is added to the answer, once for all
     ranks: which of them comes to it here, before another has raised an error, is not known."""
-    inner, compare, found = stage._events, proofs.compare, dict[str, str]()
+    inner, compare, found = Exchange.train, snapshots.compare, dict[str, str]()
 
-    def events(run: stage.StageRun, loop: object, state: TrainState, *rest: object) -> Iterator[Event]:
-        for event in inner(run, loop, state, *rest):
-            if isinstance(event, Iterated) and event.iter == iter and run.worker.comm.rank in ranks:
-                harm(state)
+    def train(self: Exchange, *rest: Any) -> Generator[Event, None, None]:
+        for event in inner(self, *rest):
+            if isinstance(event, Iterated) and event.iter == iter and self.comm.rank in ranks:
+                harm(self.state)
             yield event
 
     def comparing(comm: object, where: str, *rest: object) -> object:
@@ -80,8 +81,8 @@ def corrupted(
         found[where] = error.message if error else ""
         return good, error
 
-    monkeypatch.setattr(stage, "_events", events)
-    monkeypatch.setattr(proofs, "compare", comparing)
+    monkeypatch.setattr(Exchange, "train", train)
+    monkeypatch.setattr(snapshots, "compare", comparing)
     return found
 
 
@@ -174,7 +175,7 @@ def test_all_ranks_diverge_alike(few, tmp_path, monkeypatch):
 
 @pytest.fixture
 def unlike_hosts(monkeypatch):
-    monkeypatch.setattr(walk, "other_machines", lambda comm, device: "rank 1: instruction set DEFAULT")
+    monkeypatch.setattr("stagerun.train.run.other_machines", lambda comm, device: "rank 1: instruction set DEFAULT")
 
 
 @pytest.mark.usefixtures("unlike_hosts")
@@ -190,7 +191,7 @@ def test_what_a_lost_peer_keeps_from_being_compared_is_saved(few, tmp_path, monk
     def gone(*rest: object) -> object:
         raise PeerError("gone")
 
-    monkeypatch.setattr(proofs, "compare", gone)
+    monkeypatch.setattr(snapshots, "compare", gone)
     with pytest.raises(PeerError):
         lives(make_schedule(tmp_path / "s", few, SOLVER_TEXT), tmp_path / "out", 2)
     assert saved(tmp_path / "out") == [3]
@@ -203,15 +204,15 @@ HOOK = """
 import os, sys
 if os.environ.get("RANK") == "1" and "stagerun.launch.watch.monitor" not in sys.orig_argv:
     import torch
-    import stagerun.engine.loop as loop
-    inner = loop.update
+    import stagerun.train.exchange as exchange
+    inner = exchange.update
     def update(state, *rest):
         outcome = inner(state, *rest)
         if state.iter == 3 and not os.path.exists(os.environ["FLIPPED"]):
             open(os.environ["FLIPPED"], "w").close()
             next(iter(state.model.parameters())).data.view(torch.int32).view(-1)[5] ^= 1
         return outcome
-    loop.update = update
+    exchange.update = update
 """
 
 

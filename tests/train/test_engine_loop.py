@@ -135,7 +135,8 @@ def batches_of(data: Batch, size: int, comm):
 def evaluated(comm, data, size, classes, stop=lambda: False):
     normalise, model = Normalise(Transform(scale=0.01), 1, CPU, torch.float64, False), Scores(classes)
     count = -(-len(data.labels) // size)
-    score = evaluate(model, batches_of(data, size, comm), count, normalise, Precision.FP64, comm, stop)
+    network, measure = evaluate.Classifier(model, normalise, Precision.FP64), evaluate.Measure(normalise)
+    score = evaluate.score(network, batches_of(data, size, comm), count, measure, comm, stop)
     assert not any(model.modes)
     return score
 
@@ -163,7 +164,8 @@ def test_evaluation_leaves_the_state_as_it_is_and_training_goes_on_in_training_m
 
     def score():
         batches = batches_of(dataset(10), 4, SoloComm())
-        return evaluate(state.model, batches, 3, normalise, Precision.FP64, SoloComm(), lambda: False)
+        network, measure = evaluate.Classifier(state.model, normalise, Precision.FP64), evaluate.Measure(normalise)
+        return evaluate.score(network, batches, 3, measure, SoloComm(), lambda: False)
 
     assert score() == score() is not None  # no dropout
     assert_same(before, tensors(state))

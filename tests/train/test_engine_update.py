@@ -2,14 +2,15 @@
 
 from dataclasses import replace
 
+import engine_help
 import numpy as np
 import pytest
 import torch
 from engine_help import CPU, KNOBS, SOLVER, ConvNet, Linear, Threads, assert_same, cut, dataset, tensors, updates
-from facade import Determinism, ParamKind, ParamRule, Precision, make_state, net
+from facade import Determinism, Knobs, Normalise, ParamKind, ParamRule, Precision, make_state, net, update
 from torch import nn
 
-from stagerun.comm import SoloComm
+from stagerun.comm import SoloComm, make_reducer
 from stagerun.models import BatchNorm2d
 
 FIXED, ELASTIC = Determinism.FIXED, Determinism.ELASTIC
@@ -17,43 +18,24 @@ BIAS = ParamRule(kind=ParamKind.BIAS, lr_mult=2, decay_mult=0)
 BATCHES = [cut(dataset(48), 16 * i, 16 * i + 16) for i in range(3)]
 
 
-def closed_form(clip: float | None = None) -> tuple[np.ndarray, np.ndarray, list[float]]:
-    """Weights, bias and losses of the linear classifier after SGD in Caffe's form on BATCHES, biases with BIAS's multipliers."""
-    net = Linear().double()
-    w, b = net.fc.weight.detach().numpy().copy(), net.fc.bias.detach().numpy().copy()
-    vw, vb, losses = np.zeros_like(w), np.zeros_like(b), []
-    for batch in BATCHES:
-        n = len(batch.labels)
-        x = (batch.images.transpose(0, 3, 1, 2).reshape(n, -1) - 100.0) * 0.01
-        scores = x @ w.T + b
-        p = np.exp(scores - scores.max(1, keepdims=True))
-        p /= p.sum(1, keepdims=True)
-        losses.append(-np.log(p[np.arange(n), batch.labels]).mean())
-        p[np.arange(n), batch.labels] -= 1
-        gw, gb = p.T @ x / n, p.sum(0) / n
-        norm = np.sqrt((gw**2).sum() + (gb**2).sum())
-        if clip is not None and norm > clip:
-            gw, gb = gw * clip / norm, gb * clip / norm
-        vw = KNOBS.momentum * vw + KNOBS.lr * (gw + KNOBS.weight_decay * w)
-        vb = KNOBS.momentum * vb + 2 * KNOBS.lr * gb
-        w, b = w - vw, b - vb
-    return w, b, losses
-
-
 @pytest.mark.parametrize("clip", [None, 0.5, 0.02])
-@pytest.mark.parametrize(("logical", "workers"), [(1, 1), (4, 1), (8, 1), (2, 2), (8, 2), (4, 3), (8, 3), (4, 4)])
-def test_a_linear_classifier_is_the_closed_form_however_the_batch_is_cut(logical, workers, clip):
+def test_a_linear_classifier_is_the_same_however_the_batch_is_cut(clip):
     """What `clip_gradients` limits is the norm of the mean gradient."""
-    changes = {"batch_size": 16, "device_batch_size": 16 // logical, "param": (BIAS,), "clip_gradients": clip}
-    solver = replace(SOLVER, **changes)
-    w, b, losses = closed_form(clip)
-    for determinism in Determinism:
-        for state, outcomes in Threads(workers).run(lambda c, d=determinism: updates(Linear(), solver, BATCHES, c, d)):
-            np.testing.assert_allclose(state.model.fc.weight.detach().numpy(), w, rtol=0, atol=1e-12)
-            np.testing.assert_allclose(state.model.fc.bias.detach().numpy(), b, rtol=0, atol=1e-12)
-            np.testing.assert_allclose([o.loss for o in outcomes], losses, rtol=1e-12)
-            assert state.iter == 3
-    assert clip != 0.02 or np.abs(w - closed_form()[0]).max() > 1e-3
+    solver = replace(SOLVER, batch_size=16, param=(BIAS,), clip_gradients=clip)
+    whole, expected = updates(Linear(), replace(solver, device_batch_size=16), BATCHES, SoloComm())
+    for logical, workers in [(4, 1), (8, 1), (2, 2), (8, 2), (4, 3), (8, 3), (4, 4)]:
+        one = replace(solver, device_batch_size=16 // logical)
+        for determinism in Determinism:
+            for state, outcomes in Threads(workers).run(
+                lambda c, d=determinism, s=one: updates(Linear(), s, BATCHES, c, d)
+            ):
+                assert_same(tensors(whole), tensors(state), 1e-12)
+                np.testing.assert_allclose([o.loss for o in outcomes], [o.loss for o in expected], rtol=1e-12)
+    plain = replace(solver, momentum=0.0, param=(), clip_gradients=clip)
+    state, _ = updates(Linear(), plain, BATCHES[:1], SoloComm(), knobs=lambda i: Knobs(1.0, 0.0, 0.0))
+    before = Linear().double().state_dict()
+    moved = torch.cat([(before[k] - v).flatten() for k, v in state.model.state_dict().items()]).norm()
+    assert moved.item() == pytest.approx(clip) if clip == 0.02 else moved > 0.02
 
 
 def conv_solver(**changes):
@@ -204,3 +186,37 @@ def test_bf16_computes_coarsely_and_keeps_float32(determinism):
         losses[precision] = outcomes[-1].loss
     assert losses[Precision.BF16] == pytest.approx(losses[Precision.FP32], abs=0.05)
     assert losses[Precision.BF16] != losses[Precision.FP32]
+
+
+# -- on a GPU, in whose place stands a device without numbers: whoever waits for one fails
+
+
+class Looked:
+    """A reducer whose sums are numbers nowhere; counts how often they are looked at."""
+
+    looks = 0
+
+    def __init__(self, reducer: object) -> None:
+        self.reducer = reducer
+
+    def look(self, tensor: torch.Tensor) -> list[float]:
+        self.looks += 1
+        return [0.5, 0.0, 1.0, 0.0]
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.reducer, name)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam", "AdamW", "LARS", "LAMB"])
+def test_a_step_on_a_gpu_waits_for_it_once(kind):
+    rules = (ParamRule(name="*bias", decay_mult=0.0), ParamRule(lr_mult=2.0))  # several groups
+    momentum = {} if kind in ("AdaGrad", "RMSProp") else {"momentum2": 0.99}
+    solver = replace(SOLVER, type=kind, param=rules, mixup_alpha=0.2, clip_gradients=1.0, **momentum)
+    meta, transform = torch.device("meta"), replace(SOLVER.transform, mean_value=(3.0,))
+    state = make_state(Linear(), solver, meta)
+    how = engine_help.arithmetic(solver, normalise=Normalise(transform, 1, meta, torch.float64, False))
+    reducer = Looked(make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 4))
+    for i in range(2):
+        pieces = [(k, cut(dataset(8), 2 * k, 2 * k + 2), k == 3) for k in range(4)]
+        assert update(state, pieces, KNOBS, reducer, how, lambda: False).loss == 0.125
+        assert reducer.looks == i + 1 and state.iter == i + 1

@@ -10,7 +10,6 @@ import pytest
 from facade import (
     Batch,
     DataError,
-    Decoded,
     InterpMode,
     ListRecords,
     Loader,
@@ -19,6 +18,7 @@ from facade import (
     Solver,
     Transform,
     crop_size,
+    pictures,
     recipe,
     training_loader,
 )
@@ -151,14 +151,14 @@ def test_pixels_are_those_of_a_transform_of_that_size(name, records):
 def test_threads_memory_and_the_place_where_it_goes_on_change_nothing():
     alone = growing(1000)
     straight = [alone.batch(*request) for request in asked(1000)]
-    kept = Decoded(IMAGES, HEIGHT, WIDTH, 3)
+    options = pictures.LoaderOptions(threads=3, memory=pictures.Decoded(IMAGES, HEIGHT, WIDTH, 3))
     for first in (0, 4, 7):
-        with growing(1000, threads=3, memory=kept).stream(asked(1000, first)) as batches:
+        with growing(1000, options=options).stream(asked(1000, first)) as batches:
             found = list(batches)
         assert len(found) == len(straight) - 3 * first
         for one, two in zip(found, straight[3 * first :], strict=True):
             same(one, two)
-    assert all(kept.has(i) for i in range(IMAGES)), "each was decoded once, whatever the sizes"
+    assert all(options.memory.has(i) for i in range(IMAGES)), "each was decoded once, whatever the sizes"
 
 
 def test_images_too_small_for_the_largest_size_are_found_before_the_run():

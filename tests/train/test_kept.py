@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from facade import CompressedItem, Memory, Method, make
+from compressing import make
+from facade import CompressedItem, Memory, Method
 from torch import nn
 
-from stagerun.base.compression import METHODS as KNOWN
 from stagerun.comm import SoloComm
-from stagerun.comm.compressed import CompressedReducer, Residual
-from stagerun.comm.kept import Kept
+from stagerun.wire.reducer import CompressedReducer, Kept, Residual
+from stagerun.wire.values import METHODS as KNOWN
 
 SHAPES = {"conv.weight": (16, 3, 3, 3), "conv.bias": (16,), "fc.weight": (10, 200), "fc.bias": (10,)}
 METHODS = [m for m in Method if m is not Method.AUTO]

@@ -6,9 +6,8 @@ from facade import RunStarted, StageStarted
 
 from stagerun.cli import main
 from stagerun.language import load
-from stagerun.plan.rehearsal import enough_logical_workers, interruptible
 from stagerun.tools.verify.command import VerifyOptions
-from stagerun.tools.verify.kills import End, Life, Verdict, render, resumed
+from stagerun.tools.verify.kills import End, Life, Verdict, enough_logical_workers, interruptible, render, resumed
 
 
 def test_it_is_not_for_a_launcher(base, monkeypatch):

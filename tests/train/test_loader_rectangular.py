@@ -4,7 +4,7 @@ import cv2
 import made_schedules
 import numpy as np
 import pytest
-from facade import DataError, Datum, InterpMode, LmdbSource, RandomResize, Stage, Transform, write_lmdb
+from facade import DataError, Datum, InterpMode, LmdbSource, RandomResize, Stage, Transform, pictures, write_lmdb
 from made_images import stored
 
 from stagerun.data.index import Facts, Index
@@ -42,7 +42,7 @@ def index(sizes: list[tuple[int, int]]) -> Index:
 
 
 def make(source: LmdbSource, batch_size: int = 4) -> RectangularLoader:
-    return RectangularLoader(source, PARAM, batch_size=batch_size, channels=3, num_classes=10)
+    return RectangularLoader(source, PARAM, pictures.NetworkInput(channels=3, num_classes=10), batch_size)
 
 
 def test_every_image_comes_once_from_the_tallest_to_the_widest(source):

@@ -1,22 +1,24 @@
-"""loader: the same batches for any number of workers and threads, any way of decoding, from any position; memory reused safely."""
+"""loader: the same batches for any number of workers and threads, from any position; and where small sets stay in memory."""
 
 import time
 from typing import Any
 
 import cv2
+import made_images
 import numpy as np
 import pytest
 import torch
 from facade import (
     Batch,
+    Cache,
     DataError,
-    Decoded,
     ListRecords,
     LmdbSource,
     Loader,
     RandomResizedCrop,
     Transform,
     jpeg,
+    pictures,
     write_lmdb,
 )
 from made_images import stored
@@ -55,8 +57,8 @@ def photos(tmp_path_factory):
 def make(
     source: LmdbSource, tier: str | None = None, threads: int = 1, param: Transform = RESIZED, **more: Any
 ) -> Loader:
-    more |= {"channels": 3, "num_classes": 10, "seed": 5, "images": IMAGES, "shuffle": True}
-    return Loader(source, param, train=True, tier=tier, threads=threads, **more)
+    more |= {"channels": 3, "num_classes": 10, "seed": 5, "shuffle": True}
+    return made_images.loader(source, param, train=True, tier=tier, threads=threads, **more)
 
 
 def same(a: Batch, b: Batch) -> bool:
@@ -87,7 +89,7 @@ def test_workers_threads_ways_of_decoding_and_resumes_never_change_a_batch(photo
 
 def test_memory_never_changes_a_batch(photos):
     param = Transform(pad=4, crop_size=40, mirror=True)
-    memory = Decoded(IMAGES, 50, 60, 3)  # the size of some of them: the others are decoded each time
+    memory = pictures.Decoded(IMAGES, 50, 60, 3)  # the size of some of them: the others are decoded each time
     plain, kept = make(photos, param=param), make(photos, param=param, threads=2, memory=memory)
     requests = [(n * 10, 10) for n in range(8)]  # several epochs
     with plain.stream(requests) as first, kept.stream(requests) as second:
@@ -137,7 +139,7 @@ def test_the_error_of_the_first_image_is_the_one_that_is_raised():
     values = [stored(encoded(i), 1) for i in range(160)]
     for bad in (32, 40, 56, 64, 104):
         values[bad] = b""
-    one = Loader(Late(values), RESIZED, train=True, channels=3, num_classes=10, threads=3)
+    one = made_images.loader(Late(values), RESIZED, train=True, channels=3, num_classes=10, threads=3)
     for _ in range(5):
         stream = one.stream((n * 32, 32) for n in range(5))
         assert next(stream).positions[0] == 0
@@ -155,3 +157,56 @@ def test_an_lmdb_read_after_a_fork_gives_the_same(photos, tmp_path):
     if child == 0:
         os._exit(0 if [photos.get(i)[1] for i in range(IMAGES)] == values else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+# -- Where the images of small sets stay: who decides what, and that nothing else changes
+
+
+def png(i: int, height: int = 20, width: int = 30) -> bytes:
+    image = np.random.default_rng(i).integers(0, 256, (height, width, 3), np.uint8)
+    return stored(cv2.imencode(".png", image)[1].tobytes(), i % 10)
+
+
+ALIKE = ListRecords([png(i) for i in range(50)], "/data/alike")
+UNLIKE = ListRecords([png(i, 20 + i % 2) for i in range(50)], "/data/unlike")
+MANY = 1 << 33  # workers of a node: the share of each is a few bytes
+
+
+def test_small_sets_stay_in_memory_by_themselves():
+    made = pictures.make_memory(ALIKE, 3, Cache.AUTO)
+    assert made is not None and made.images.shape == (50, 20, 30, 3)
+    assert pictures.make_memory(ALIKE, 3, Cache.AUTO, sharers=MANY) is None
+    assert pictures.make_memory(ALIKE, 3, Cache.DISK) is None
+    assert pictures.make_memory(UNLIKE, 3, Cache.AUTO) is None
+    assert pictures.make_memory(ALIKE, 3, Cache.DEVICE) is not None  # of a CPU that is memory
+
+
+def test_what_was_asked_for_and_cannot_be_is_said():
+    assert pictures.make_memory(ALIKE, 3, Cache.MEMORY) is not None
+    with pytest.raises(DataError, match=r"/data/alike: decoded it takes 90.0 kB .* are free"):
+        pictures.make_memory(ALIKE, 3, Cache.MEMORY, sharers=MANY)
+    with pytest.raises(DataError, match="/data/unlike: its images are not of one size") as error:
+        pictures.make_memory(UNLIKE, 3, Cache.MEMORY)
+    assert "cache: AUTO" in error.value.hint
+
+
+class Counting(ListRecords):
+    """Counts the reads."""
+
+    reads = 0
+
+    def read(self, i: int, room: object) -> memoryview:
+        self.reads += 1
+        return super().read(i, room)
+
+
+def test_each_record_is_read_and_decoded_once():
+    source = Counting([png(i) for i in range(50)])
+    kept = pictures.Decoded(50, 20, 30, 3)
+    one = made_images.loader(
+        source, Transform(pad=1, crop_size=18, mirror=True), train=True, channels=3, num_classes=10, seed=1,
+        shuffle=True, memory=kept,
+    )  # fmt: skip
+    for n in range(20):
+        one.batch(n * 10, 10)
+    assert source.reads == 50 and all(kept.has(i) for i in range(50))

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+import made_images
 import numpy as np
 import pytest
 import torch
 from contract import stagerun
-from facade import ChannelOrder, ListRecords, Loader, Normalise, Transform, caffe_file, caffe_pb2, looked_at, write_lmdb
+from facade import ChannelOrder, ListRecords, Normalise, Transform, caffe_file, caffe_pb2, looked_at, write_lmdb
 from made_images import raw
 
 from stagerun.language import load
@@ -57,7 +58,7 @@ def test_each_pixel_has_the_mean_of_its_place(train, channels_last, tmp_path):
     mean = made(tmp_path)
     path = str(tmp_path / "mean.binaryproto")
     param = Transform(mean_file="mean.binaryproto", mean_path=path, crop_size=SIDE, mirror=train, scale=0.5)
-    batch = Loader(ListRecords(RECORDS), param, train=train, channels=3, num_classes=2, seed=3).batch(0, 8)
+    batch = made_images.loader(ListRecords(RECORDS), param, train=train, channels=3, num_classes=2, seed=3).batch(0, 8)
     images, crop = np.array(batch.images), batch.crop
     normalise = Normalise(param, 3, CPU, torch.float64, channels_last, mean.transpose(1, 2, 0))
     found = normalise(images, crop=crop).numpy()

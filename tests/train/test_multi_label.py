@@ -16,8 +16,8 @@ from facade import (
     ResumeRefused,
     StageFinished,
     Tested,
-    average_precision,
     caffe_pb2,
+    evaluate,
     write_lmdb,
 )
 from hypothesis import given
@@ -46,13 +46,13 @@ def plainly(scores: np.ndarray, positive: np.ndarray) -> float:
 def test_average_precision_is_the_definition_with_ties(seed, images, values):
     rng = np.random.default_rng(seed)
     scores, positive = rng.integers(0, values, images) / 7 - 1, rng.integers(0, 2, images)
-    found = average_precision(torch.from_numpy(scores), torch.from_numpy(positive))
+    found = evaluate.average_precision(torch.from_numpy(scores), torch.from_numpy(positive))
     if not positive.any():
         assert found is None
     else:
         np.testing.assert_allclose(found, plainly(scores, positive), rtol=1e-12)
     shuffled = rng.permutation(images)
-    again = average_precision(torch.from_numpy(scores[shuffled]), torch.from_numpy(positive[shuffled]))
+    again = evaluate.average_precision(torch.from_numpy(scores[shuffled]), torch.from_numpy(positive[shuffled]))
     assert found == again
 
 

@@ -1,15 +1,62 @@
-"""All networks by name: what the tables of language.networks say about them, checked against torchvision."""
+"""What torch or torchvision would do, done without them; and all networks by name."""
 
+import os
 import re
 
 import contract
+import net_texts
 import pytest
 import torch
-from facade import NETWORKS, Model, UsageError, torchvision_models
+from facade import NETWORKS, Model, UsageError, net_of, open_source, torchvision_models, torchvision_part
 from on_meta import on_meta
+from test_host import group as group
+from test_host import root as root
+from test_host import v1 as v1
+from test_host import v2 as v2
+from test_sources import NONE as NONE
+from test_sources import items as items
+from test_sources import write as write
 from torch import nn
 
+from stagerun.language.caffe_names import PLAIN_LAYERS, parameter_prefix
 from stagerun.models import BatchNorm2d, build
+from stagerun.system.host import whole_memory
+
+
+@pytest.mark.parametrize("model", ["resnet50_intel_caffe", *sorted(PLAIN_LAYERS)])
+def test_parameters_of_known_networks_are_named_as_in_torch(model):
+    if model in PLAIN_LAYERS:
+        named = {*PLAIN_LAYERS[model].values(), parameter_prefix(model, "fc8", "fc8")}
+    else:
+        layers = net_of(net_texts.resnet50(intel=True), (3, 224, 224)).train.layers
+        named = {parameter_prefix(model, layer.name, "fc1000") for layer in layers} - {""}
+    with on_meta():
+        network = build(Model(name=model, num_classes=10))
+    assert named == {name.rpartition(".")[0] for name, _ in network.named_parameters()}
+
+
+def test_the_same_items_as_torchvisions_own_code(tmp_path):
+    names = [f"{c}/{d}{n}.jpg" for c in ("x", "y z", "B") for d in ("", "s/", "s-/", "s/t/", "Z/") for n in (1, 10, 9)]
+    root = write(tmp_path / "set", *names)
+    theirs = torchvision_part("torchvision.datasets").ImageFolder(str(root))
+    assert items(open_source(str(root), NONE)) == [(os.path.relpath(p, root), label) for p, label in theirs.samples]
+
+
+def test_what_may_be_had_in_all_is_the_least_limit(root):
+    """Slurm's limit is on the job's group, below the root and above the step's."""
+    group(root, "0::/slurm/job_7/step_0\n")
+    machine = whole_memory(root)
+    assert machine > 1 << 28
+    v2(root, "slurm/job_7/step_0", "max", 10)
+    v2(root, "slurm/job_7", "3000000", 1000000)
+    assert whole_memory(root) == 3000000
+    group(root, "3:memory:/slurm\n")
+    assert whole_memory(root) == machine
+    v1(root, "slurm", 2000000, 0)
+    assert whole_memory(root) == 2000000
+
+
+# -- All networks by name: what the tables of language.networks say about them, checked against torchvision
 
 # What torchvision is asked for, so that a network answers with logits alone, of the images as they come.
 AUXILIARY = {"aux_logits": False, "transform_input": False, "init_weights": True}

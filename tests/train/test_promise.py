@@ -1,6 +1,7 @@
 """BIT-EXACT or EQUIVALENT, said with each reason wherever something goes on; what of it is refused, and what is recorded for it."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ import small
 import tiny
 import torch
 from engine_help import Threads
-from facade import Determinism, Note, ResumeRefused, Schedule, SnapshotRef, World, environment_of, same_set
+from facade import Determinism, Note, ResumeRefused, Schedule, SnapshotRef, Stage, World, environment_of, same_set
 from test_plan_trees import SCHEDULE, inventory, on_disk, schedule, snapshot
 from test_run_trees import command
 
@@ -201,9 +202,13 @@ def left(of: Schedule) -> list[SnapshotRef]:
     return [ref for place, ref in on_disk(of).items() if place not in GONE]
 
 
+def here(plan: Plan) -> Callable[[Stage], dict[str, str]]:
+    return lambda stage: environment_of(plan.schedule, stage, CPU, workers=2)
+
+
 def refusal(plan: Plan) -> str:
     with pytest.raises(ResumeRefused) as caught:
-        require_same(plan, CPU, workers=2)
+        require_same(plan, here(plan))
     assert "`--redo b_x` goes on here" in caught.value.hint
     return caught.value.message
 
@@ -214,7 +219,7 @@ def test_what_an_older_snapshot_did_not_record_refuses_nothing():
     old = [replace(ref, environment=before) for ref in left(of)]
     found = make_plan(of, inventory(old))
     assert found.lost and found.pieces
-    require_same(found, CPU, workers=2)
+    require_same(found, here(found))
     other = [replace(ref, environment=before | {"threads": "77"}) for ref in old]
     assert "processor" not in refusal(make_plan(of, inventory(other)))
 
@@ -224,7 +229,8 @@ def test_what_would_make_a_finished_stage_stale_is_named():
     message = refusal(plan(of, left(of), **changed))
     assert all(f"  {name}: {value} -> " in message for name, value in changed.items())
     elastic = schedule(SCHEDULE + "determinism: ELASTIC\n")
-    require_same(plan(elastic, left(elastic), workers="1"), CPU, workers=2)
+    alone = plan(elastic, left(elastic), workers="1")
+    require_same(alone, here(alone))
     assert "  threads: 77 -> " in refusal(plan(elastic, left(elastic), workers="1", threads="77"))
 
 

@@ -25,8 +25,9 @@ from stagerun.comm import SoloComm, make_reducer
 from stagerun.engine.timed import timed_train
 from stagerun.language import load
 from stagerun.plan import make_plan
-from stagerun.plan.estimate import Cost, Figures, Room, estimate, needs, render_needs, snapshots_on_disk
+from stagerun.plan.estimate import Cost, Figures, snapshots_on_disk
 from stagerun.schedule import make_knobs, parting, synchronisations
+from stagerun.tools.rehearse.estimate import Room, estimate, needs, render_needs
 from stagerun.tools.rehearse.measure import LEAST_ITERS, first_life
 from stagerun.tools.rehearse.scaling import Share, Turn, rows
 
@@ -202,7 +203,7 @@ def test_a_loop_that_is_looked_at_trains_to_the_same_bits_and_every_second_has_i
     events = go(loop, plain)
     found = spans.Spans(map(float, itertools.count()).__next__)  # each look is a second later
     reducer = make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 4)
-    timed = list(timed_train(loop, state, device_batches(loop), reducer, lambda: False, lambda: None, found, CPU))
+    timed = list(timed_train(loop, state, device_batches(loop), reducer, lambda: False, lambda: None, found))
     assert short(timed) == short(events)
     assert_same(tensors(state), tensors(plain))
     assert {(s.iter, s.stage) for s in found.found} == {(i, "cyc1") for i in range(9)}

@@ -29,11 +29,11 @@ from nan_help import lives, make_schedule
 
 from stagerun.base.errors import RanksDiffer, ResumeRefused
 from stagerun.cli import main
-from stagerun.engine.asynchronous.record import record_of
-from stagerun.engine.asynchronous.training import Asynchronous
 from stagerun.language import load
 from stagerun.train.progress import ARRIVALS
-from stagerun.train.replay import Replay
+from stagerun.wire.asynchronous import Asynchronous
+from stagerun.wire.replay import Replay
+from stagerun.wire.server import record_of
 
 pytestmark = pytest.mark.long
 
@@ -192,7 +192,7 @@ def test_a_run_that_ended_before_the_first_snapshot_has_no_record(tmp_path, fold
 
 
 def test_a_snapshot_without_a_record_is_none_of_this_version(tmp_path, folder, monkeypatch):
-    monkeypatch.setattr("stagerun.train.snapshotter.ARRIVALS", "other.safetensors")
+    monkeypatch.setattr("stagerun.wire.asynchronous.ARRIVALS", "other.safetensors")
     lives(folder, tmp_path / "out")
     assert f"has no {ARRIVALS}" in refused(tmp_path / "out", folder, tmp_path / "new")
 

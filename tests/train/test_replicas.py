@@ -65,7 +65,7 @@ def test_between_synchronisations_each_replica_trains_on_its_own_images():
     expected = {name: (alone[0][name] + alone[1][name]) / 2 for name in alone[0]}
     counts = {name: t for name, t in alone[0].items() if not t.is_floating_point()}
     assert_same(tensors(together), expected | counts, 1e-15)
-    for r, kept in together.replicas.kept.items():  # which show has left as they were
+    for r, kept in together.exchange.kept.items():  # which show has left as they were
         assert_same({name: kept[name.removeprefix("V ")] for name in alone[r]}, alone[r])
 
 
@@ -102,7 +102,7 @@ def test_what_no_update_moves_is_no_replicas_own():
     still = {"conv1.weight", "fc.bias", "bn1.weight", "bn1.running_mean"}
     before = {name: t.clone() for name, t in model.state_dict().items()}
     state = trained(solver, model, 4)
-    assert not still & {name.partition("/")[2] for name in state.replicas.names()}
+    assert not still & {name.partition("/")[2] for name in state.exchange.names()}
     assert all(torch.equal(before[name], state.model.state_dict()[name].to(before[name])) for name in still)
     assert not torch.equal(before["conv2.weight"], state.model.conv2.weight.to(before["conv2.weight"]))
 
@@ -123,7 +123,7 @@ def test_the_average_of_equal_replicas_is_each_of_them_and_of_others_is_rounded_
 
     def work(comm):
         state = updates(Linear(700 * 700), solver, [batch], comm, ELASTIC)[0]
-        return tensors(state), state.replicas.kept
+        return tensors(state), state.exchange.kept
 
     found = Threads(workers).run(work)
     own = {r: kept for _, each in found for r, kept in each.items()}

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
+import made_images
 import numpy as np
 import pytest
 import torch
@@ -24,14 +25,14 @@ def pictures(height: int = HEIGHT) -> np.ndarray:
 
 def loader(param: Transform, shuffle: bool = True, **more: object) -> Loader:
     values = [raw(image, i % 10) for i, image in enumerate(pictures())]
-    settings = {"train": True, "channels": 3, "num_classes": 10, "seed": SOLVER.random_seed, "images": RECORDS, **more}
-    return Loader(ListRecords(values), param, shuffle=shuffle, **settings)
+    settings = {"train": True, "channels": 3, "num_classes": 10, "seed": SOLVER.random_seed, **more}
+    return made_images.loader(ListRecords(values), param, shuffle=shuffle, **settings)
 
 
 def in_order(values: list[bytes] | None = None) -> Loader:
     """Of all the images as they are."""
     values = values or [raw(image, i % 10) for i, image in enumerate(pictures())]
-    return Loader(ListRecords(values), Transform(), train=False, channels=3, num_classes=10, images=RECORDS)
+    return made_images.loader(ListRecords(values), Transform(), train=False, channels=3, num_classes=10)
 
 
 def whole(batches: Loader) -> Iterator[Batch]:
@@ -153,7 +154,7 @@ def pretended_gpu(monkeypatch):
 
 
 def kept(run: SimpleNamespace) -> tuple[Resident | None, list[Note]]:
-    notes, making = [], runner.keep(run)
+    notes, making = [], runner.images_on_device(run)
     while True:
         try:
             notes.append(next(making))

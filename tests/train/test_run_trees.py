@@ -29,7 +29,7 @@ from facade import (
     Tested,
     World,
     decode,
-    walk,
+    run,
     with_imports,
 )
 
@@ -104,7 +104,7 @@ def go(
     try:
         stopped = lambda: stop(seen)  # noqa: E731
         context = Context(loaded, str(out), SoloComm(), World(), CPU, keeper, stopped, stopping=stopping)
-        for event in walk.run(context):
+        for event in run(context):
             seen.append(event)
             at(event)
     finally:

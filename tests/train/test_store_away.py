@@ -47,6 +47,7 @@ def aside(keeper: Keeper) -> list[str]:
 
 def test_a_stage_does_not_begin_anew_while_its_snapshots_do_not_answer(keeper):
     ref = commit(keeper, 5)
+    keeper.forget()
     keeper.disk = Failing("MANIFEST.json")
     with pytest.raises(StorageError, match=f"can't read snapshot {ref.name}, and no other of its stage") as caught:
         keeper.plan()
@@ -56,6 +57,7 @@ def test_a_stage_does_not_begin_anew_while_its_snapshots_do_not_answer(keeper):
 def test_what_a_stage_left_that_the_schedule_has_no_more_stops_nothing(keeper):
     end = commit(keeper, 9)
     left = commit(keeper, 4, "last", end.id)
+    keeper.forget()
     keeper.schedule = replace(keeper.schedule, stages=keeper.schedule.stages[:2])
     keeper.disk = Failing(f"{left.name}/MANIFEST.json")
     assert [s.state for s in keeper.plan().stages] == [State.DONE, State.FRESH]
@@ -63,6 +65,7 @@ def test_what_a_stage_left_that_the_schedule_has_no_more_stops_nothing(keeper):
 
 def test_one_that_answers_the_next_time_is_gone_on_from(keeper):
     commit(keeper, 5)
+    keeper.forget()
     # `names`, and the manifest twice.
     keeper.disk = FaultyDisk("EIO@2-3")
     main = keeper.plan().stages[0]
@@ -72,6 +75,7 @@ def test_one_that_answers_the_next_time_is_gone_on_from(keeper):
 def test_a_bad_sector_stops_no_stage_that_has_another(keeper):
     commit(keeper, 3)
     newest = commit(keeper, 5)
+    keeper.forget()
     keeper.disk = Failing(f"{newest.name}/MANIFEST.json")
     assert keeper.plan().stages[0].iter == 3
 

@@ -63,7 +63,7 @@ def solver(*freeze: str) -> Solver:
 
 def test_a_frozen_norm_is_in_evaluation_mode_and_in_no_vector():
     state = make_state(Two(), solver("a.*", "b.weight"), torch.device("cpu"))
-    state.to_training()
+    state.statistics.to_training()
     assert not state.model.a.training and state.model.b.training and state.model.fc.training
     assert state.statistics.layers == [state.model.b] and state.statistics.n == 4
     assert [p.name for p in state.solver.parameters] == ["b.bias", "fc.weight", "fc.bias"]

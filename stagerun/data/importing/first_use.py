@@ -8,18 +8,19 @@ import glob
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stagerun.base.errors import DataError, FolderInUseError, ResumeRefused
 from stagerun.base.recipe import Data, Import
 from stagerun.base.text import count
-from stagerun.data.importing.engine import Job, Result, Unusable, run
-from stagerun.data.importing.folder import folder_files
+from stagerun.data.importing.engine import Job, Unusable, run
 from stagerun.data.importing.images import ImportOptions, ImportWork
+from stagerun.data.importing.items import folder_files
 from stagerun.data.importing.partial import Partial
 from stagerun.data.scratch.layout import (
+    OR_ELSE,
     CopyStopped,
     Manifest,
     Original,
@@ -29,10 +30,9 @@ from stagerun.data.scratch.layout import (
     read_manifest,
     take_room,
     write_manifest,
-    writing,
 )
 from stagerun.data.scratch.staging import GIGABYTE, Progress
-from stagerun.data.write import writing as writing_lmdb
+from stagerun.data.write import writing
 from stagerun.system.files import sync_folder
 from stagerun.system.image_folder import seen, small
 from stagerun.system.imports import REPORT, is_there
@@ -60,69 +60,48 @@ def have(
     CopyStopped if `stop` said so; DataError with all images that can't be used, or where the folder changes meanwhile; StorageError,
     PermissionDenied.
     """
-    target = Path(made.lmdb)
-    said: tuple[str, ...] = ()
+    target, said = Path(made.lmdb), tuple[str, ...]()
     lock = target.with_name(f"{target.name}.lock")
-    with _home(made, data), held(lock, stop, lambda: watch(Progress(0, made.images, waiting=True))):
+    with contextlib.ExitStack() as stack:
+        if made.in_scratch:
+            assert data.scratch is not None
+            stack.enter_context(writing(data.scratch, OR_ELSE))
+            home_of(data.scratch)
+        else:
+            stack.enter_context(writing(made.lmdb))
+            target.parent.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(held(lock, stop, lambda: watch(Progress(0, made.images, waiting=True))))
+        original = Original(folder, os.path.realpath(folder), made.bytes, 0, target.name)
         if not is_there(made):
             if made.in_scratch:
-                original = Original(folder, os.path.realpath(folder), made.bytes, 0, target.name)
                 take_room(target.parent, [original], round(data.scratch_reserve * GIGABYTE), stop, lambda found: None)
-            said = tuple(_import(folder, made, stop, watch))
+            said = _import(folder, made, stop, watch)
         if not made.in_scratch:
             lock.unlink(missing_ok=True)  # while it is held, so that no one else can have it
             return Imported(said, None)
-        if read_manifest(target) is None:
-            _describe(target, folder)
+        if read_manifest(target) is None:  # as the copies in scratch have one, which are removed by who needs room
+            found = (target / "data.mdb").stat()
+            write_manifest(target, Manifest(source=original.real, size=found.st_size, mtime_ns=found.st_mtime_ns))
         return Imported(said, Use(target))
 
 
-@contextlib.contextmanager
-def _home(made: Import, data: Data) -> Iterator[None]:
-    """Makes the folder that the LMDB is to lie in, and explains the errors of its disk."""
-    if made.in_scratch:
-        assert data.scratch is not None
-        with writing(data.scratch):
-            home_of(data.scratch)
-            yield
-        return
-    with writing_lmdb(made.lmdb):
-        Path(made.lmdb).parent.mkdir(parents=True, exist_ok=True)
-        yield
-
-
-def _import(folder: str, made: Import, stop: Callable[[], bool], watch: Watch) -> Iterator[str]:
+def _import(folder: str, made: Import, stop: Callable[[], bool], watch: Watch) -> tuple[str, ...]:
+    """What the user should know of it."""
     target = Path(made.lmdb)
     _require_same(folder, made)
     work = ImportWork(folder_files(small(folder)), folder, ImportOptions())
     said: list[str] = []
     job = Job(
         threads=len(os.sched_getaffinity(0)),
-        progress=lambda done, total: watch(Progress(done, total, waiting=False)),
+        progress=lambda done, total: watch(Progress(done, total)),
         stop=stop,
         tell=said.append,
     )
-    result = _run(work, folder, target, job)
-    if not result.complete:
-        raise CopyStopped
-    try:
-        _require_same(folder, made)
-    except DataError:  # it may be a mixture of two states
-        shutil.rmtree(target, ignore_errors=True)
-        raise
-    yield from (text for text in said if text.startswith("goes on"))
-    odd = ", ".join(f"{n} {what}" for what, n in result.counts)
-    yield f"{folder}: imported {count(result.records, 'image')} to {target}" + (
-        f"; {odd}: {target / REPORT}" if odd else ""
-    )
-
-
-def _run(work: ImportWork, folder: str, target: Path, job: Job) -> Result:
     try:
         try:
-            return run(work, str(target), job)
+            result = run(work, made.lmdb, job)
         except ResumeRefused:  # begun by another version
-            return run(work, str(target), replace(job, restart=True))
+            result = run(work, made.lmdb, replace(job, restart=True))
     except Unusable as error:
         hint = f"repair or remove them; or go without them: `stagerun data import {folder} LMDB --max-bad N`, and name that LMDB as `source`"
         raise DataError(error.message, hint) from None
@@ -130,6 +109,16 @@ def _run(work: ImportWork, folder: str, target: Path, job: Job) -> Result:
         if "--restart" not in error.hint:
             raise
         raise DataError(error.message, f"remove {target}.partial, then run the same command again") from None
+    if not result.complete:
+        raise CopyStopped
+    try:
+        _require_same(folder, made)
+    except DataError:  # it may be a mixture of two states
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+    odd = ", ".join(f"{n} {what}" for what, n in result.counts)
+    text = f"{folder}: imported {count(result.records, 'image')} to {target}"
+    return (*said, f"{text}; {odd}: {target / REPORT}" if odd else text)
 
 
 def _require_same(folder: str, made: Import) -> None:
@@ -139,20 +128,13 @@ def _require_same(folder: str, made: Import) -> None:
         )
 
 
-def _describe(target: Path, folder: str) -> None:
-    """Makes it a copy like the others in scratch, which are removed by who needs room."""
-    found = (target / "data.mdb").stat()
-    made = Manifest(source=os.path.realpath(folder), size=found.st_size, mtime_ns=found.st_mtime_ns)
-    write_manifest(target, made)
-
-
 def remove_others(made: Import, keep: Collection[str]) -> None:
     """Earlier states of the same folder in OUT/data, unfinished ones, too. Only for the run that has locked OUT: another may read them.
     `keep`: the LMDBs of all hosts, whose files may have other times. One that is being imported is locked, and stays. StorageError,
     PermissionDenied."""
     target = Path(made.lmdb)
     folder, kept = target.name.rpartition("-")[0], {Path(lmdb).name for lmdb in keep} | {target.name}
-    with writing_lmdb(made.lmdb):
+    with writing(made.lmdb):
         for old in sorted(target.parent.glob(f"{glob.escape(folder)}-*")):
             name = old.name.removesuffix(".partial")
             if name in kept or not re.fullmatch(rf"{re.escape(folder)}-[0-9a-f]{{16}}(\.old)?", name):

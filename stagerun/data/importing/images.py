@@ -21,11 +21,12 @@ from stagerun.base import order
 from stagerun.base.errors import DataError, UsageError
 from stagerun.base.recipe import InterpMode
 from stagerun.data import jpeg, pixels
-from stagerun.data.datum import SEVERAL, Image, raw_datum
+from stagerun.data.datum import SEVERAL, Image, parse, raw_datum
 from stagerun.data.importing import odd
 from stagerun.data.importing.engine import Made
 from stagerun.data.importing.items import Item, Pixels, Source
 from stagerun.data.importing.partial import Note
+from stagerun.data.jpeg import BadImage
 from stagerun.data.pixels import Draw
 from stagerun.data.rows import Statistics, look
 from stagerun.language.proto import caffe_pb2
@@ -105,17 +106,15 @@ class ImportWork:
             # No fault of the image: to leave it out would make the result depend on the machine.
             raise UsageError(f"{name}: not enough memory to decode it", "use fewer --threads") from None
         except DataError as error:
-            reason = error.reason if isinstance(error, odd.BadImage) else "can't be read"
+            reason = error.reason if isinstance(error, BadImage) else "can't be read"
             notes = (Note(name, reason, error.message, bad=True),)
             return Made(b"", None, notes=notes)
 
     def _make(self, key: bytes, item: Item, content: bytes | Pixels) -> Made:
         if len(key) > LONGEST_KEY:
-            raise odd.BadImage(
-                "name too long", f"its key would have {len(key)} bytes, LMDB's have at most {LONGEST_KEY}"
-            )
+            raise BadImage("name too long", f"its key would have {len(key)} bytes, LMDB's have at most {LONGEST_KEY}")
         if item.several is None and not 0 <= item.label < 2**31:
-            raise odd.BadImage("bad label", f"the label is {item.label}; labels count from 0")
+            raise BadImage("bad label", f"the label is {item.label}; labels count from 0")
         oddities: tuple[str, ...]
         if isinstance(content, Pixels):
             image, data, family, oddities = content.array, None, "", ()
@@ -137,7 +136,8 @@ class ImportWork:
             datum.label = SEVERAL
             datum.float_data.extend(item.several)
         notes = tuple(Note(item.name, oddity) for oddity in oddities)
-        return Made(key, datum.SerializeToString(), item.label, look(datum, True, decoded), notes)
+        record = datum.SerializeToString()
+        return Made(key, record, item.label, look(parse(record), True, decoded), notes)
 
     def _resized(self, image: Image) -> tuple[Image, bool]:
         """The image in the wanted size, and whether it had it."""
@@ -146,7 +146,7 @@ class ImportWork:
         if size == (height, width):
             return image, True
         if size[0] * size[1] > jpeg.MAX_PIXELS:
-            raise odd.BadImage("too many pixels", f"{width} x {height} pixels would become {size[1]} x {size[0]}")
+            raise BadImage("too many pixels", f"{width} x {height} pixels would become {size[1]} x {size[0]}")
         shrinks = size[0] <= height and size[1] <= width
         mode = InterpMode.AREA if shrinks else InterpMode.LINEAR
         return np.ascontiguousarray(pixels.apply(image, Draw(size=size, interp_mode=mode))), False
@@ -155,7 +155,7 @@ class ImportWork:
         if family == "PNG" and self._options.quality is None:
             return odd.encode_png(image)
         if max(image.shape[:2]) > _LARGEST_SIDE:
-            raise odd.BadImage("too large for JPEG", f"{image.shape[1]} x {image.shape[0]} pixels")
+            raise BadImage("too large for JPEG", f"{image.shape[1]} x {image.shape[0]} pixels")
         colours = ("GRAY", "Gray") if image.shape[2] == 1 else ("BGR", "420")
         return bytes(
             simplejpeg.encode_jpeg(np.ascontiguousarray(image), self._options.quality or DEFAULT_QUALITY, *colours)

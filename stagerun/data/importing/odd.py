@@ -24,9 +24,11 @@ from PIL.PpmImagePlugin import PpmImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from stagerun.base.errors import DataError, listing
+from stagerun.base.errors import listing
 from stagerun.data import jpeg
 from stagerun.data.headers import Header, family, png_chunks, read_header
+from stagerun.data.jpeg import BadImage
+from stagerun.data.jpeg.decoder import imdecode
 
 ODDITIES = {
     "CMYK": "a JPEG in CMYK or YCCK: B, G, R as OpenCV makes them, encoded again as JPEG of quality 95, 4:4:4",
@@ -82,72 +84,49 @@ class Judged:
 
     kind: str  # "baseline JPEG", "progressive JPEG", "grey JPEG", "progressive grey JPEG", "PNG" or "grey PNG"
     oddities: tuple[str, ...]  # names out of ODDITIES, or `PNG named .JPEG`
-    height: int
-    width: int
     data: bytes
     image: NDArray[np.uint8]  # `data` decoded: uint8[height, width, 3] B, G, R, or [height, width, 1]
-
-
-class BadImage(DataError):
-    """An image that can't be used; the message has no place in it. `reason` is one of REASONS, for counting."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message, "get the file again, or leave it out")
-        self.reason = reason
 
 
 def judge(data: bytes, name: str = "", max_pixels: int = jpeg.MAX_PIXELS, background: Colour = WHITE) -> Judged:
     """BadImage if the image can't be used. `name` is only looked at for its suffix; `background` shows where the image is transparent.
     Memory: some 10 bytes per pixel."""
-    found = look(data, max_pixels)
-    odd = list(found.oddities)
-    suffix = PurePosixPath(name).suffix
-    if _SUFFIXES.get(suffix.lower(), found.family) != found.family:
-        odd.append(f"{found.family} named {suffix}")
-    if found.family == "JPEG":
-        return _turned(_jpeg(data, found, odd, max_pixels), found.orientation)
-    if found.family == "PNG" and found.plain:
-        _check_png(data, found)
-        image = _with_opencv(data, found)
-        return _turned(_judged(found.kind, odd, data, image), found.orientation)
-    image = _with_pillow(data, found, odd, max_pixels, background)
-    kind = "PNG" if image.shape[2] == 3 else "grey PNG"
-    return _turned(_judged(kind, odd, encode_png(image), image), found.orientation)
-
-
-def _turned(judged: Judged, orientation: int) -> Judged:
-    """The picture as EXIF says that it is to be looked at. Caffe and torchvision leave it as the camera was held."""
-    if orientation == 1:
-        return judged
-    image = judged.image.swapaxes(0, 1) if orientation > 4 else judged.image
-    image = image[::-1] if orientation in (3, 4, 7, 8) else image
-    image = np.ascontiguousarray(image[:, ::-1] if orientation in (2, 3, 6, 7) else image)
-    if not judged.kind.endswith("JPEG"):
-        return _judged(judged.kind, list(judged.oddities), encode_png(image), image)
-    grey = image.shape[2] == 1
-    data = simplejpeg.encode_jpeg(image, QUALITY, "GRAY" if grey else "BGR", "Gray" if grey else "444")
-    decoded = simplejpeg.decode_jpeg(data, "GRAY" if grey else "BGR")
-    return _judged("grey JPEG" if grey else "baseline JPEG", list(judged.oddities), data, decoded)
-
-
-def _judged(kind: str, odd: list[str], data: bytes, image: NDArray[np.uint8]) -> Judged:
-    height, width = image.shape[:2]
-    return Judged(kind, tuple(odd), height, width, data, image)
-
-
-def look(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> Header:
-    """What the header says: kind, size, oddities, all without decoding. BadImage if there is none, or too much in it."""
     if not data:
         raise BadImage("empty", "the file is empty")
     if not family(data):
         raise BadImage("not an image", f"the file is not {listing(tuple(_PILLOW))}")
-    try:
-        found = read_header(data)
-    except jpeg.Unreadable as error:
-        raise BadImage(error.reason, error.message) from None
+    found = read_header(data)
+    odd = list(found.oddities)
+    suffix = PurePosixPath(name).suffix
+    if _SUFFIXES.get(suffix.lower(), found.family) != found.family:
+        odd.append(f"{found.family} named {suffix}")
+    kind = found.kind
     if found.family in ("JPEG", "PNG"):
         _check_size(found.height, found.width, max_pixels)
-    return found
+    if found.family == "JPEG":
+        kind, data, image = _jpeg(data, found, odd, max_pixels)
+    elif found.family == "PNG" and found.plain:
+        _check_png(data, found)
+        image = _with_opencv(data, found)
+    else:
+        image = _with_pillow(data, found, odd, max_pixels, background)
+        kind, data = "PNG" if image.shape[2] == 3 else "grey PNG", encode_png(image)
+    if found.orientation != 1:
+        kind, data, image = _turned(kind, image, found.orientation)
+    return Judged(kind, tuple(odd), data, image)
+
+
+def _turned(kind: str, image: NDArray[np.uint8], orientation: int) -> tuple[str, bytes, NDArray[np.uint8]]:
+    """The picture as EXIF says that it is to be looked at: its kind, encoded and decoded. Caffe and torchvision leave it as the camera was
+    held."""
+    image = image.swapaxes(0, 1) if orientation > 4 else image
+    image = image[::-1] if orientation in (3, 4, 7, 8) else image
+    image = np.ascontiguousarray(image[:, ::-1] if orientation in (2, 3, 6, 7) else image)
+    if not kind.endswith("JPEG"):
+        return kind, encode_png(image), image
+    colours, sampling, kind = ("GRAY", "Gray", "grey JPEG") if image.shape[2] == 1 else ("BGR", "444", "baseline JPEG")
+    data = simplejpeg.encode_jpeg(image, QUALITY, colours, sampling)
+    return kind, data, simplejpeg.decode_jpeg(data, colours)
 
 
 def _check_size(height: int, width: int, max_pixels: int) -> None:
@@ -157,16 +136,15 @@ def _check_size(height: int, width: int, max_pixels: int) -> None:
         raise BadImage("too many pixels", f"{width} x {height} pixels are more than the limit of {max_pixels}")
 
 
-def _jpeg(data: bytes, found: Header, odd: list[str], max_pixels: int) -> Judged:
+def _jpeg(data: bytes, found: Header, odd: list[str], max_pixels: int) -> tuple[str, bytes, NDArray[np.uint8]]:
+    """Kind, encoded, and decoded."""
     if not jpeg.is_complete(data):
         raise BadImage("truncated", "the JPEG data ends before its end marker")
     if found.channels == 4:
-        image = _with_opencv(data, found)
-        data = simplejpeg.encode_jpeg(image, QUALITY, "BGR", "444")
-        return _judged("baseline JPEG", odd, data, simplejpeg.decode_jpeg(data, "BGR"))
-    colours = "GRAY" if found.channels == 1 else "BGR"
+        data = simplejpeg.encode_jpeg(_with_opencv(data, found), QUALITY, "BGR", "444")
+        return "baseline JPEG", data, simplejpeg.decode_jpeg(data, "BGR")
     try:
-        image = simplejpeg.decode_jpeg(data, colours)
+        image = simplejpeg.decode_jpeg(data, "GRAY" if found.channels == 1 else "BGR")
     except ValueError:
         # Strict decoding stops at a warning too, and without being strict it passes over errors. What OpenCV and Pillow
         # both decode is what Caffe and torchvision train on.
@@ -175,7 +153,7 @@ def _jpeg(data: bytes, found: Header, odd: list[str], max_pixels: int) -> Judged
         odd.append("JPEG with warnings")
     if image.shape[:2] != (found.height, found.width):
         raise BadImage("damaged", "the JPEG has several headers, of different sizes")
-    return _judged(found.kind, odd, data, image)
+    return found.kind, data, image
 
 
 def _check_png(data: bytes, found: Header) -> None:
@@ -200,12 +178,9 @@ def _check_png(data: bytes, found: Header) -> None:
 
 def _with_opencv(data: bytes, found: Header) -> NDArray[np.uint8]:
     """As the loader will decode it."""
-    try:
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
-    except cv2.error as error:
-        raise BadImage("damaged", f"the {found.family} can't be decoded: {error.err}") from None
+    image = imdecode(data, cv2.IMREAD_UNCHANGED)
     channels = 1 if found.channels == 1 else 3
-    if image is None or image.dtype != np.uint8 or image.size != found.height * found.width * channels:
+    if image.dtype != np.uint8 or image.size != found.height * found.width * channels:
         raise BadImage("damaged", f"the {found.family} can't be decoded")
     return np.asarray(image, np.uint8).reshape(found.height, found.width, channels)
 
@@ -250,27 +225,22 @@ def _with_pillow(
 
 def _eight_bits(picture: Image.Image, odd: list[str]) -> NDArray[np.uint8]:
     """B, G, R or grey of 8 bits; what had to be dropped is added to `odd`."""
-
-    def note(oddity: str) -> None:
-        if oddity not in odd:
-            odd.append(oddity)
-
-    if picture.mode in ("I;16", "I;16B", "I;16L", "I;16N"):
-        note("16 bits")
+    mode = picture.mode
+    if mode in ("I", "F"):
+        raise BadImage("unsupported", f"its pixels are numbers of 32 bits (Pillow's mode {mode})")
+    dropped = "16 bits" if mode.startswith("I;16") else _DROPPED.get(mode)
+    if dropped is not None and dropped not in odd:
+        odd.append(dropped)
+    if dropped == "16 bits":
         return np.asarray(np.asarray(picture) >> 8, np.uint8)[:, :, None]
-    if picture.mode in ("P", "PA"):
-        note("palette")
-    if picture.mode == "CMYK":
-        note("CMYK TIFF")
-    if picture.mode in ("1", "L", "LA"):
-        if picture.mode == "1":
-            note("fewer than 8 bits")
-        return np.asarray(picture if picture.mode == "L" else picture.getchannel(0).convert("L"))[:, :, None].copy()
-    if picture.mode in ("I", "F"):
-        raise BadImage("unsupported", f"its pixels are numbers of 32 bits (Pillow's mode {picture.mode})")
-    if picture.mode == "RGBA":  # convert() would do the same; said here, since it is the rule: the colours stay
+    if mode in ("1", "L", "LA"):
+        return np.asarray(picture if mode == "L" else picture.getchannel(0).convert("L"))[:, :, None].copy()
+    if mode == "RGBA":  # convert() would do the same; said here, since it is the rule: the colours stay
         picture = Image.merge("RGB", picture.split()[:3])
     return np.asarray(picture.convert("RGB"))[:, :, ::-1].copy()
+
+
+_DROPPED = {"P": "palette", "PA": "palette", "CMYK": "CMYK TIFF", "1": "fewer than 8 bits"}  # by Pillow's mode
 
 
 def _alpha(picture: Image.Image, png: bytes) -> NDArray[np.uint8] | None:

@@ -11,13 +11,13 @@ The rest of OUT.partial is removed after that rename; a crash between the two le
 which the next import into OUT removes.
 """
 
-import fcntl
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,13 @@ import numpy as np
 
 from stagerun.base.errors import DataError, FolderInUseError, ResumeRefused
 from stagerun.data.rows import ROW, Rows
-from stagerun.system.files import open_lock, sync_folder, write_whole
+from stagerun.data.scratch.layout import held_now
+from stagerun.data.write import FIRST_MAP_SIZE
+from stagerun.system.files import sync_folder, write_whole
 from stagerun.system.host import host_name
+from stagerun.system.image_sets import SIDE_FILE
 from stagerun.system.imports import COPY, REPORT
-from stagerun.system.lmdb_file import SIDE_FILE
+from stagerun.system.lmdb_file import check_file
 from stagerun.system.typed import json_object
 
 IDENTITY, LOCK, LMDB, SEEN = "import.json", "lock", "lmdb", "positions"
@@ -39,6 +42,19 @@ _OURS |= {f"{LMDB}/{name}" for name in ("data.mdb", "lock.mdb", SIDE_FILE, REPOR
 _UNFINISHED = re.compile(r"\.partial(-[0-9a-f]{32})?$")  # of `write_whole` and `index.save`, killed
 
 _LARGEST_SEEN = 1 << 36  # bytes of address space, for 100 million images
+
+
+def open_lmdb(folder: Path, map_size: int = FIRST_MAP_SIZE) -> lmdb.Environment:
+    # No one else knows the folder, and one process at a time has OUT.partial's lock: none of LMDB's own is needed.
+    return lmdb.open(str(folder), map_size=map_size, lock=False)
+
+
+def records_in(folder: Path) -> int:
+    """Records of one of the LMDBs, looked at before it is mapped. DataError."""
+    try:
+        return check_file(str(folder))
+    except DataError as error:
+        raise DataError(error.message, "something changed it; add --restart to begin anew") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,42 +67,33 @@ class Note:
     bad: bool = False
 
 
-def entry(row: bytes, notes: Sequence[Note]) -> bytes:
-    """What `Seen` holds of one position."""
-    return row + (json.dumps([asdict(note) for note in notes]).encode() if notes else b"")
-
-
 class Seen:
     """What is known of each position, those that were left out too: its `ROW` and its notes.
 
     Committed before the records of the same positions, so it is never behind them. Whatever is killed, the records alone say how
-    far the import is, and what stands here beyond that is cut off.
+    far the import is; what stands here beyond that is written again.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._env = lmdb.open(str(folder), map_size=_LARGEST_SEEN, lock=False)
+        """DataError."""
+        records_in(folder)
+        self._env = open_lmdb(folder, _LARGEST_SEEN)
 
     def close(self) -> None:
         self._env.close()
 
-    def write(self, first: int, entries: Sequence[bytes]) -> None:
-        """Returns when they are on disk. lmdb.Error."""
+    def write(self, first: int, entries: Sequence[tuple[bytes, Sequence[Note]]]) -> None:
+        """Rows and notes from position `first` on. Returns when they are on disk. lmdb.Error."""
         with self._env.begin(write=True) as txn:
-            for at, value in enumerate(entries, first):
-                txn.put(b"%08d" % at, value)
+            for at, (row, notes) in enumerate(entries, first):
+                said = json.dumps([asdict(note) for note in notes]).encode() if notes else b""
+                txn.put(b"%08d" % at, row + said)
 
-    def cut(self, positions: int) -> None:
-        """Removes what is behind the first `positions`."""
-        with self._env.begin(write=True) as txn, txn.cursor() as cursor:
-            if cursor.set_range(b"%08d" % positions):
-                while cursor.delete():
-                    pass
-
-    def read(self) -> tuple[Rows, list[Note]]:
-        """(rows, notes) in the order of their positions."""
+    def read(self, most: int | None = None) -> tuple[Rows, list[Note]]:
+        """(rows, notes) of the first `most` positions, or of all, in their order."""
         rows, notes = bytearray(), list[Note]()
         with self._env.begin() as txn:
-            for _, value in txn.cursor():
+            for _, value in islice(txn.cursor(), most):
                 rows += value[: ROW.itemsize]
                 if len(value) > ROW.itemsize:
                     notes += [Note(**said) for said in json.loads(value[ROW.itemsize :])]
@@ -100,50 +107,36 @@ class Partial:
         self.out = out
         self.folder = out.with_name(f"{out.name}.partial")
         self.lmdb, self.seen = self.folder / LMDB, self.folder / SEEN
-        self._lock = -1
+        self._lock = ExitStack()
 
     def __enter__(self) -> "Partial":
-        while self._lock < 0:
+        """FolderInUseError."""
+        lock = self.folder / LOCK
+        while True:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # another process finished, and removed the folder
-                self._lock = self._locked()
-        return self
+            with suppress(FileNotFoundError), ExitStack() as stack:  # another process finished, and removed the folder
+                if not stack.enter_context(held_now(lock)):
+                    holder = lock.read_text(errors="replace")[:200]
+                    raise FolderInUseError(
+                        f"{self.folder}: another import works on it: {holder or 'it has just started'}",
+                        "wait for it, stop it, or give another folder",
+                    )
+                lock.write_text(f"process {os.getpid()} on {host_name()}")
+                self._lock = stack.pop_all()
+                return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._lock)
+        self._lock.close()
 
-    def _locked(self) -> int:
-        """The lock's descriptor. FolderInUseError; FileNotFoundError where its file was removed meanwhile."""
-        path = self.folder / LOCK
-        fd = open_lock(path)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(fd), os.stat(path)):
-                raise FileNotFoundError
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"process {os.getpid()} on {host_name()}".encode(), 0)
-        except BaseException as error:
-            holder = os.pread(fd, 200, 0).decode(errors="replace")
-            os.close(fd)
-            if isinstance(error, BlockingIOError):
-                raise FolderInUseError(
-                    f"{self.folder}: another import works on it: {holder or 'it has just started'}",
-                    "wait for it, stop it, or give another folder",
-                ) from None
-            raise
-        return fd
-
-    def begin(self, identity: Mapping[str, Any], restart: bool, make_lmdb: Callable[[Path], None]) -> None:
-        """Makes the folder ready: what is there goes on if it is the same work. ResumeRefused if it is another.
-
-        `make_lmdb` makes an empty LMDB in a folder, on disk when it returns.
-        """
+    def begin(self, identity: Mapping[str, Any], restart: bool) -> None:
+        """Makes the folder ready: what is there goes on if it is the same work. ResumeRefused if it is another."""
         path = self.folder / IDENTITY
         if restart or not path.exists() or not self.seen.exists():
             self.clear()
             for folder in (self.lmdb, self.seen):
                 folder.mkdir()
-                make_lmdb(folder)
+                with open_lmdb(folder) as env:
+                    env.sync(True)
                 sync_folder(folder)
             # The last of it: where this file is, the LMDBs can be opened, and where not, nothing is lost.
             self.write(IDENTITY, json.dumps(identity, sort_keys=True, indent=1).encode())

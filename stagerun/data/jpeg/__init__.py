@@ -2,17 +2,17 @@
 
 from stagerun.data.jpeg.choice import TierState, make_decoder, tiers
 from stagerun.data.jpeg.decoder import Decoder, Rectangle
-from stagerun.data.jpeg.header import EXIF, MAX_PIXELS, Buffer, Header, Unreadable, exif_of, is_complete, read_header
+from stagerun.data.jpeg.header import EXIF, MAX_PIXELS, BadImage, Buffer, Header, exif_of, is_complete, read_header
 
 __all__ = [
     "EXIF",
     "MAX_PIXELS",
+    "BadImage",
     "Buffer",
     "Decoder",
     "Header",
     "Rectangle",
     "TierState",
-    "Unreadable",
     "exif_of",
     "is_complete",
     "make_decoder",

@@ -2,7 +2,8 @@
 
 The functions of libjpeg-turbo and two of libc are known to the compiled code by names of our own, so that no other
 library's functions of the same name are called. It is compiled in every process (0.4 seconds) and not kept on disk:
-numba would do so with pickle, in a folder that may be read-only, shared by many nodes, or older than this file.
+numba would do so with pickle, in a folder that may be read-only, shared by many nodes, or older than this file. Its
+arguments are numbers and arrays: an object would be taken apart in Python at each call.
 
 The kernels check every bound themselves: their input is whatever was found in a file.
 """
@@ -17,9 +18,9 @@ import numpy as np
 from numba.core import types
 
 from stagerun.data.jpeg import slices
-from stagerun.data.jpeg.decoder import Decoder, Pixels, Request, Scratch, is_written, mark, scaled
+from stagerun.data.jpeg.decoder import Decoder, Pixels, Rectangle, Request, Scratch, is_written, mark, scaled
 from stagerun.data.jpeg.header import Buffer, Header, Reach, as_bytes
-from stagerun.data.jpeg.slices import NARROWEST, Window
+from stagerun.data.jpeg.slices import NARROWEST
 from stagerun.data.jpeg.turbo import BGR, DECOMPRESS, FUNCTIONS, GREY, HEIGHT, WARNING, WIDTH, Library
 
 DECODED, WARNED, FAILED = 0, 1, 2  # how decoding ended
@@ -162,26 +163,22 @@ def compiled(library: Library) -> tuple[Callable[..., int], Callable[..., int]]:
     return cut, decode
 
 
-def _region_of(
-    header: Header, request: Request, top: int, left: int, height: int, width: int
-) -> tuple[int, int, int, int] | None:
-    """(x, y, width, height) of what to decode of a file that is the rectangle (top, left, height, width) of the picture; None: all of it.
+def _region_of(header: Header, request: Request, part: Rectangle) -> Rectangle:
+    """What to decode of a file that is `part` of the picture.
 
-    In reduced pixels of that file. The left edge must be that of an MCU; two rows and a column more than the part are
+    In reduced pixels of that file. The left edge must be that of an MCU; two rows and a column more than the request are
     taken for the smoothing of the colour, and never so few columns that there is none.
     """
     shrink = request.shrink
-    height, width = scaled(height, shrink), scaled(width, shrink)
+    height, width = scaled(part.height, shrink), scaled(part.width, shrink)
     if header.reach is not Reach.PART or shrink * NARROWEST > width:
-        return None
-    y, x = request.top - top // shrink, request.left - left // shrink
+        return Rectangle(0, 0, height, width)
+    y, x = request.top - part.top // shrink, request.left - part.left // shrink
     step = 8 * header.sampling[0][0] // shrink if header.components > 1 else 8 // shrink
     begin = max(0, min(x - 1, width - NARROWEST)) // step * step
     end = min(width, max(x + request.width + 1, begin + NARROWEST))
     first, last = max(0, y - 2), min(height, y + request.height + 2)
-    if end - begin == width and last - first == height:
-        return None
-    return begin, first, end - begin, last - first
+    return Rectangle(first, begin, last - first, end - begin)
 
 
 class CompiledDecoder(Decoder):
@@ -190,53 +187,32 @@ class CompiledDecoder(Decoder):
     tier = "compiled"
 
     def __init__(self, cut: Callable[..., int], decode: Callable[..., int]) -> None:
-        self._compiled_cut, self._compiled_decode = cut, decode
+        self._cut, self._decode = cut, decode
         self._scratch, self._pixels = Scratch(), Scratch()
 
     def fast(self, data: Buffer, header: Header, request: Request) -> Pixels | None:
-        source = np.frombuffer(as_bytes(data), np.uint8)
-        top, left, height, width = 0, 0, header.height, header.width
-        window = slices.window(header, request)
-        sliced = self._cut(source, header, window) if window else None
-        if window and sliced is not None:
-            source, top, left, height, width = sliced, window.top, window.left, window.height, window.width
-        wanted = _region_of(header, request, top, left, height, width)
-        x, y, columns, rows = wanted or (0, 0, scaled(width, request.shrink), scaled(height, request.shrink))
+        source, part = np.frombuffer(as_bytes(data), np.uint8), Rectangle(0, 0, header.height, header.width)
+        if window := slices.window(header, request):
+            cells, cut = window.cells, window.part
+            sliced = self._scratch.of(source.size + slices.MARKER)
+            places = window.first_row, window.rows, window.first_column, window.columns
+            grid = header.scan_at, header.frame_at, cells.rows, cells.columns
+            if size := self._cut(source, sliced, *grid, *places, cut.height, cut.width):
+                source, part = sliced[:size], cut
+        region = _region_of(header, request, part)
+        rows, columns, shrink = region.height, region.width, request.shrink
+        # A region of the width 0 is the whole.
+        whole = (rows, columns) == (scaled(part.height, shrink), scaled(part.width, shrink))
+        wanted = (0, 0, 0, 0) if whole else (region.left, region.top, columns, rows)
         pixels = self._pixels.of(rows * columns * request.channels).reshape(rows, columns, request.channels)
         mark(pixels)
-        outcome = self._compiled_decode(
-            source,
-            source.size,
-            height,
-            width,
-            request.shrink,
-            *(wanted or (0, 0, 0, 0)),
-            pixels.reshape(-1),
-            request.channels,
-            BGR if request.channels == 3 else GREY,
+        colours = request.channels, BGR if request.channels == 3 else GREY
+        outcome = self._decode(
+            source, source.size, part.height, part.width, shrink, *wanted, pixels.reshape(-1), *colours
         )
         # In a file of one scan a warning is no error.
         forgiven = outcome == WARNED and header.reach is Reach.PART and is_written(pixels)
         if outcome != DECODED and not forgiven:
             return None
-        y, x = request.top - top // request.shrink - y, request.left - left // request.shrink - x
+        y, x = request.top - part.top // shrink - region.top, request.left - part.left // shrink - region.left
         return pixels[y : y + request.height, x : x + request.width]
-
-    def _cut(self, source: Pixels, header: Header, window: Window) -> Pixels | None:
-        data = self._scratch.of(source.size + slices.MARKER)
-        cells = window.cells
-        size = self._compiled_cut(
-            source,
-            data,
-            header.scan_at,
-            header.frame_at,
-            cells.rows,
-            cells.columns,
-            window.first_row,
-            window.rows,
-            window.first_column,
-            window.columns,
-            window.height,
-            window.width,
-        )
-        return data[:size] if size else None

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError
-from stagerun.data.jpeg.header import Buffer, Header, Reach, as_bytes
+from stagerun.data.jpeg.header import BadImage, Buffer, Header, Reach, as_bytes
 
 Pixels = NDArray[np.uint8]
 
@@ -155,14 +155,14 @@ def _request(header: Header, channels: int, part: Rectangle | None, shrink: int)
 
 
 def imdecode(data: Buffer, flags: int) -> NDArray[Any]:
-    """What OpenCV makes of an image's file. DataError, without a place, if it can't decode it."""
+    """What OpenCV makes of an image's file. BadImage if it can't decode it."""
     try:
         image = cv2.imdecode(np.frombuffer(as_bytes(data), np.uint8), flags)
         why = "its file is damaged"
     except cv2.error as error:
         image, why = None, error.err
     if image is None:
-        raise DataError(f"the image can't be decoded: {why}", "make the LMDB again from its source")
+        raise BadImage("damaged", f"the image can't be decoded: {why}", "make the LMDB again from its source")
     return image
 
 

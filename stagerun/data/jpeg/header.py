@@ -6,7 +6,9 @@ only chooses the way: each decoder reads the header again by itself, and must fi
 
 import enum
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,10 +46,10 @@ SAMPLINGS = {
 }
 
 
-class Unreadable(DataError):
-    """An image whose header can't be used. `reason` is one of `odd.REASONS`, for counting."""
+class BadImage(DataError):
+    """An image that can't be used; the message has no place in it. `reason` is one of `odd.REASONS`, for counting."""
 
-    def __init__(self, reason: str, message: str, hint: str = "") -> None:
+    def __init__(self, reason: str, message: str, hint: str = "get the file again, or leave it out") -> None:
         super().__init__(message, hint)
         self.reason = reason
 
@@ -88,8 +90,7 @@ class Header:
         return f"{'progressive ' if self.progressive else '' if colour else 'baseline '}{colour}JPEG"
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
+class _Frame(NamedTuple):
     at: int
     code: int
     height: int
@@ -100,18 +101,14 @@ class _Frame:
 def read_header(data: Buffer) -> Header:
     """The header of a JPEG.
 
-    Unreadable, without a place, for what is not a JPEG, is cut off, has no pixels or more than MAX_PIXELS, other than 8
+    BadImage for what is not a JPEG, is cut off, has no pixels or more than MAX_PIXELS, other than 8
     bits per channel, or more than MAX_SCANS scans.
     """
     view = as_bytes(data)
     if view[:3] != b"\xff\xd8\xff":
-        raise Unreadable("not an image", "the image is not a JPEG", "convert it before the LMDB is made")
-    frame, interval, at = None, 0, 2
-    while True:
-        code, at = _next_marker(view, at)
-        if code in _ALONE:
-            continue
-        length = _length(view, at)
+        raise BadImage("not an image", "the image is not a JPEG", "convert it before the LMDB is made")
+    frame, interval = None, 0
+    for code, at, length in _segments(view):
         if code in _FRAMES:
             if frame is not None:
                 raise _damaged("it has two frame headers")
@@ -120,14 +117,11 @@ def read_header(data: Buffer) -> Header:
             if length != 4:
                 raise _damaged("its restart interval is malformed")
             interval = view[at + 2] << 8 | view[at + 3]
-        elif code == _SOS:
-            break
-        at += length
     if frame is None:
         raise _damaged("it has no frame header")
-    reach = _reach(frame, view[at + 2])
+    reach = _reach(frame, view[at + 2])  # of the last segment, which begins the scan
     if reach is not Reach.PART and (scans := bytes(view).count(b"\xff\xda")) > MAX_SCANS:
-        raise Unreadable(
+        raise BadImage(
             "unsupported", f"the image has {scans} scans, more than {MAX_SCANS}", "leave it out, or encode it again"
         )
     return Header(
@@ -146,16 +140,37 @@ def read_header(data: Buffer) -> Header:
 
 def exif_of(data: Buffer) -> bytes:
     """The Exif data of a JPEG whose header `read_header` reads, or b''."""
-    view, at = as_bytes(data), 2
-    while True:
-        code, at = _next_marker(view, at)
-        if code in _ALONE:
-            continue
-        if code == _SOS:
-            return b""
-        length = _length(view, at)
+    view = as_bytes(data)
+    for code, at, length in _segments(view):
         if code == _APP1 and view[at + 2 : at + 8] == EXIF:
             return bytes(view[at + 2 : at + length])
+    return b""
+
+
+def _segments(view: memoryview) -> Iterator[tuple[int, int, int]]:
+    """(code, place behind the marker, length) of the segments of a header, the last of which begins the scan. BadImage."""
+    code, at = 0, 2
+    while code != _SOS:
+        if at + 2 <= len(view) and view[at] == 0xFF and 0 < view[at + 1] < 0xFF:
+            code, at = view[at + 1], at + 2  # what nearly every marker is like, ten times faster
+        else:
+            found = _NEXT.search(view, at)
+            if found is None:
+                raise _cut_off()
+            code, at = view[found.end() - 1], found.end()
+        if code in (_SOI, _EOI):
+            raise _damaged("its header ends without a picture")
+        if code in _ALONE:
+            continue
+        if at + 2 > len(view):
+            raise _cut_off()
+        length = view[at] << 8 | view[at + 1]
+        if length < 2:
+            raise _damaged("its header has a segment without a length")
+        # One byte must follow: what is read of a segment is checked there, and there is a scan behind the last.
+        if at + length >= len(view):
+            raise _cut_off()
+        yield code, at, length
         at += length
 
 
@@ -189,44 +204,18 @@ def as_bytes(data: Buffer) -> memoryview:
     return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")
 
 
-def _next_marker(view: memoryview, at: int) -> tuple[int, int]:
-    """(code, place after it). DataError at the end of the data, and for a marker that may not stand in a header."""
-    if at + 2 <= len(view) and view[at] == 0xFF and 0 < view[at + 1] < 0xFF:
-        code, at = view[at + 1], at + 2  # what nearly every marker is like, ten times faster
-    else:
-        found = _NEXT.search(view, at)
-        if found is None:
-            raise _cut_off()
-        code, at = view[found.end() - 1], found.end()
-    if code in (_SOI, _EOI):
-        raise _damaged("its header ends without a picture")
-    return code, at
-
-
-def _length(view: memoryview, at: int) -> int:
-    if at + 2 > len(view):
-        raise _cut_off()
-    length = view[at] << 8 | view[at + 1]
-    if length < 2:
-        raise _damaged("its header has a segment without a length")
-    # One byte must follow: what is read of a segment below is checked there, and there is a scan behind the last.
-    if at + length >= len(view):
-        raise _cut_off()
-    return length
-
-
 def _frame(view: memoryview, at: int, length: int, code: int) -> _Frame:
     if length < 8 or length != 8 + 3 * view[at + 7]:
         raise _damaged("its frame header is malformed")
     bits, height, width = view[at + 2], view[at + 3] << 8 | view[at + 4], view[at + 5] << 8 | view[at + 6]
     if bits != 8:
-        raise Unreadable(
+        raise BadImage(
             "unsupported", f"the image has {bits} bits per channel", "only images of 8 bits per channel are read"
         )
     if not height or not width:
         raise _damaged(f"it is {height} x {width} pixels (height x width)")
     if height * width > MAX_PIXELS:
-        raise Unreadable(
+        raise BadImage(
             "too many pixels",
             f"the image is {height} x {width} pixels (height x width), more than {MAX_PIXELS:,}",
             "reduce it before the LMDB is made",
@@ -247,13 +236,13 @@ def _reach(frame: _Frame, in_scan: int) -> Reach:
     return Reach.WHOLE
 
 
-def _cut_off() -> Unreadable:
-    return Unreadable(
+def _cut_off() -> BadImage:
+    return BadImage(
         "truncated",
         "the image is cut off: JPEG data ends within its header",
         "its file was incomplete when the LMDB was made; make the LMDB again from complete files",
     )
 
 
-def _damaged(why: str, reason: str = "damaged") -> Unreadable:
-    return Unreadable(reason, f"the image can't be decoded: {why}", "make the LMDB again from its source")
+def _damaged(why: str, reason: str = "damaged") -> BadImage:
+    return BadImage(reason, f"the image can't be decoded: {why}", "make the LMDB again from its source")

@@ -16,7 +16,7 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from stagerun.data.jpeg.decoder import Decoder, Pixels, Request, Scratch, is_written, mark, scaled
+from stagerun.data.jpeg.decoder import Decoder, Pixels, Rectangle, Request, Scratch, is_written, mark, scaled
 from stagerun.data.jpeg.header import Buffer, Header, Reach, as_bytes
 
 # Reduced pixels across from which libjpeg always smooths the colour: it wants more than 2 of colour, one for every 1 or
@@ -38,17 +38,14 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The cells of a grid that are cut out, and the rectangle they are, in pixels of the file."""
+    """The cells of a grid that are cut out, and the part of the picture that they are."""
 
     cells: Grid
     first_row: int
     rows: int
     first_column: int
     columns: int
-    top: int
-    left: int
-    height: int
-    width: int
+    part: Rectangle
 
 
 def grid(header: Header) -> Grid | None:
@@ -82,7 +79,7 @@ def window(header: Header, request: Request) -> Window | None:
         return None
     top, left = first_row * cells.height, first_column * cells.width
     height, width = min(rows * cells.height, header.height - top), min(columns * cells.width, header.width - left)
-    return Window(cells, first_row, rows, first_column, columns, top, left, height, width)
+    return Window(cells, first_row, rows, first_column, columns, Rectangle(top, left, height, width))
 
 
 def _touched(begin: int, end: int, shrink: int, cell: int, cells: int) -> tuple[int, int]:
@@ -119,7 +116,7 @@ def cut(source: Pixels, header: Header, window: Window, scratch: Scratch) -> Pix
     places = header.scan_at + np.cumsum(sizes) - sizes
     data = scratch.of(header.scan_at + int(sizes.sum()))
     data[: header.scan_at] = source[: header.scan_at]
-    write_size(data, header.frame_at, window.height, window.width)
+    write_size(data, header.frame_at, window.part.height, window.part.width)
     for place, start, size in zip(places.tolist(), starts.tolist(), sizes.tolist(), strict=True):
         data[place : place + size] = source[start : start + size]
     marks = edges[first[:, None] + np.arange(1, columns + 1)] - 1 + (places - starts)[:, None]
@@ -168,15 +165,15 @@ class SimpleDecoder(Decoder):
         self._scratch, self._pixels = Scratch(), Scratch()
 
     def fast(self, data: Buffer, header: Header, request: Request) -> Pixels | None:
-        source = np.frombuffer(as_bytes(data), np.uint8)
-        part = window(header, request)
-        sliced = cut(source, header, part, self._scratch) if part else None
-        if part and sliced is not None:
+        source, y, x = np.frombuffer(as_bytes(data), np.uint8), request.top, request.left
+        found = window(header, request)
+        sliced = cut(source, header, found, self._scratch) if found else None
+        if found and sliced is not None:
+            part = found.part
             pixels = self._decode(sliced, part.height, part.width, request, strict=False)
-            y, x = request.top - part.top // request.shrink, request.left - part.left // request.shrink
+            y, x = y - part.top // request.shrink, x - part.left // request.shrink
         else:
             pixels = self._decode_upper(source, header, request)
-            y, x = request.top, request.left
         return None if pixels is None else pixels[y : y + request.height, x : x + request.width]
 
     def _decode_upper(self, source: Pixels, header: Header, request: Request) -> Pixels | None:

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stagerun.base.errors import DataError, PermissionDenied, StorageError
+from stagerun.base.errors import DataError, StorageError
 from stagerun.base.text import size
-from stagerun.system.files import hint_for, private_folder, write_whole
+from stagerun.system.files import open_lock, private_folder, write_whole
+from stagerun.system.image_sets import SIDE_FILE
 from stagerun.system.imports import COPY, scratch_home
-from stagerun.system.lmdb_file import BY_SCHEDULE, SIDE_FILE, check_file, data_file, ends_of, reading
+from stagerun.system.lmdb_file import BY_SCHEDULE, LmdbFile, reading
 from stagerun.system.typed import Signed, json_object, read_as
 
 BLOCK = 1 << 26
@@ -54,22 +55,17 @@ def held(path: Path, stop: Callable[[], bool], waiting: Callable[[], None] = lam
 def held_now(path: Path) -> Iterator[bool]:
     """Holds the lock if it can be had at once: gives whether it could. OSError."""
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd = open_lock(path)
         try:
-            ours = _flock(fd)
-            # Whoever removes a copy removes its lock too, while holding it: the name may be another file's, or no one's.
-            if not ours or _has_name(fd, path):
+            ours, named = _flock(fd), False
+            # Whoever removes what is locked removes the lock's file too, while holding it: the name may be another file's, or no one's.
+            with contextlib.suppress(FileNotFoundError):
+                named = os.path.samestat(os.fstat(fd), path.lstat())
+            if named or not ours:
                 yield ours
                 return
         finally:
             os.close(fd)
-
-
-def _has_name(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), path.lstat())
-    except FileNotFoundError:
-        return False
 
 
 def _flock(fd: int) -> bool:
@@ -128,29 +124,16 @@ def look(path: str) -> Original:
 
     Its state is known by its real path, size, time of change, and the bytes at both ends of data.mdb.
     """
-    check_file(path, BY_SCHEDULE)  # one that a command names is looked for before
-    file = data_file(path)
-    with reading(file), file.open("rb") as stream:
-        found = os.fstat(stream.fileno())
-        real = str(file.resolve())
-        digest = hashlib.sha256(f"{real}\0{found.st_size}\0{found.st_mtime_ns}\0".encode(errors="surrogateescape"))
-        digest.update(ends_of(stream.fileno(), found.st_size))
-    return Original(path, str(Path(real).parent), found.st_size, found.st_mtime_ns, digest.hexdigest())
+    lmdb = LmdbFile(path, BY_SCHEDULE)  # one that a command names is looked for before
+    with reading(lmdb.file):
+        real = str(lmdb.file.resolve())
+        digest = hashlib.sha256(f"{real}\0{lmdb.size}\0{lmdb.changed}\0".encode(errors="surrogateescape"))
+        digest.update(lmdb.ends())
+    return Original(path, str(Path(real).parent), lmdb.size, lmdb.changed, digest.hexdigest())
 
 
-@contextlib.contextmanager
-def writing(scratch: str) -> Iterator[None]:
-    """Errors of the scratch disk: StorageError, PermissionDenied."""
-    try:
-        yield
-    except PermissionError as error:
-        text = f"{error.filename or scratch}: no permission"
-        raise PermissionDenied(text, "give a `scratch` folder that you may write to") from None
-    except OSError as error:
-        text = f"{error.filename or scratch}: {error.strerror}"
-        raise StorageError(
-            text, f"{hint_for(error)}; or give another `scratch`, on a disk of the node itself"
-        ) from None
+# Behind the hints for errors of its disk.
+OR_ELSE = "; or give another `scratch`, on a disk of the node itself"
 
 
 def home_of(scratch: str, make: bool = True) -> Path:
@@ -171,6 +154,10 @@ class Manifest:
     size: int  # of data.mdb
     mtime_ns: Signed
     blocks: tuple[str, ...] = ()  # sha256 in hex of each BLOCK bytes of data.mdb, the last one shorter
+
+
+def manifest_of(original: Original) -> Manifest:
+    return Manifest(source=original.real, size=original.size, mtime_ns=original.mtime_ns)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -327,7 +314,7 @@ def take_room(
             folder = home / f"{original.name}{PARTIAL}"
             folder.mkdir(mode=0o700, exist_ok=True)
             if read_manifest(folder) is None:
-                write_manifest(folder, Manifest(source=original.real, size=original.size, mtime_ns=original.mtime_ns))
+                write_manifest(folder, manifest_of(original))
 
 
 class SourceChanged(DataError):

@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stagerun.base.errors import DataError, PermissionDenied, StorageError
@@ -18,11 +18,11 @@ from stagerun.data.scratch import layout
 from stagerun.data.scratch.layout import (
     DATA,
     JOURNAL,
+    OR_ELSE,
     PARTIAL,
     SUSPECT,
     CopyStopped,
     Found,
-    Manifest,
     Original,
     SourceChanged,
     Use,
@@ -30,16 +30,18 @@ from stagerun.data.scratch.layout import (
     held,
     home_of,
     look,
+    manifest_of,
     read_manifest,
     remove,
     take_room,
     taken,
     unused_now,
     write_manifest,
-    writing,
 )
+from stagerun.data.write import writing
 from stagerun.system.files import sync_folder, write_whole
-from stagerun.system.lmdb_file import SIDE_FILE, reading
+from stagerun.system.image_sets import SIDE_FILE
+from stagerun.system.lmdb_file import reading
 
 GIGABYTE = 10**9
 _PIECE = 1 << 22
@@ -112,7 +114,7 @@ def stage(
     CopyStopped if `stop` said so; DataError, PermissionDenied if an LMDB can't be read or has changed; StorageError if there is
     no room or the disk fails.
     """
-    with writing(scratch), contextlib.ExitStack() as locks:
+    with writing(scratch, OR_ELSE), contextlib.ExitStack() as locks:
         home = home_of(scratch)
         wanted = {original.name: original for original in originals}
         total = sum(original.size for original in wanted.values())
@@ -167,12 +169,10 @@ def _make(home: Path, original: Original, tally: _Tally, stop: Callable[[], bool
     partial, folder = home / f"{original.name}{PARTIAL}", home / original.name
     try:
         _require_same(original)
-        blocks = _copy(original, partial, tally, stop)
+        blocks = _Copying(original, partial, tally, stop).run()
         _require_same(original)
         (partial / SUSPECT).unlink(missing_ok=True)
-        write_manifest(
-            partial, Manifest(source=original.real, size=original.size, mtime_ns=original.mtime_ns, blocks=blocks)
-        )
+        write_manifest(partial, replace(manifest_of(original), blocks=blocks))
         # The journal last: a kill before the rename leaves all that is needed to go on, one after it a file without a use.
         partial.rename(folder)
         sync_folder(home)
@@ -191,78 +191,64 @@ def _require_same(original: Original) -> None:
         raise SourceChanged(original)
 
 
-def _known(folder: Path) -> dict[int, str]:
-    """Number -> sha256 of the blocks that an interrupted copy has written: each is read back before it counts. OSError."""
-    if not (folder / JOURNAL).exists():
-        return {}
-    text = (folder / JOURNAL).read_text(encoding="ascii", errors="replace")
-    return {int(number): digest for number, digest in _LINE.findall(text)}
+class _Copying:
+    """One copy in the making, by several threads."""
 
+    def __init__(self, original: Original, folder: Path, tally: _Tally, stop: Callable[[], bool]) -> None:
+        self._original, self._tally, self._stop = original, tally, stop
+        self._file, self._target_file, self._journal_file = Path(original.path, DATA), folder / DATA, folder / JOURNAL
+        self._errors: list[BaseException] = []
 
-def _copy(original: Original, folder: Path, tally: _Tally, stop: Callable[[], bool]) -> tuple[str, ...]:
-    """Brings folder/data.mdb to the bytes of `original`; the digests of all blocks, which are on the disk then.
+    def run(self) -> tuple[str, ...]:
+        """Brings the copy's data.mdb to the bytes of the original; the digests of all blocks, which are on the disk then.
 
-    CopyStopped, with the journal saying what is there; StagerunError about the source; OSError of the scratch disk, StorageError if it
-    gives back something else than was written.
-    """
-    count = -(-original.size // layout.BLOCK)
-    todo, known = iter(range(count)), _known(folder)
-    digests: dict[int, str] = {}
-    errors: list[BaseException] = []
+        CopyStopped, with the journal saying what is there; StagerunError about the source; OSError of the scratch disk, StorageError
+        if it gives back something else than was written.
+        """
+        count = -(-self._original.size // layout.BLOCK)
+        todo, digests = iter(range(count)), dict[int, str]()
+        # Blocks that an interrupted copy has written: each is read back before it counts.
+        known: dict[int, str] = {}
+        if self._journal_file.exists():
+            text = self._journal_file.read_text(encoding="ascii", errors="replace")
+            known = {int(number): digest for number, digest in _LINE.findall(text)}
 
-    def over() -> bool:
-        return bool(errors) or stop()
-
-    def work() -> None:
-        try:
-            with _Files(original, folder, tally, over) as files:
+        def work() -> None:
+            room = memoryview(bytearray(_PIECE))
+            try:
                 for number in todo:
-                    digests[number] = files.block(number, known.get(number, ""))
-        except BaseException as error:  # whatever it is, it belongs to the caller
-            errors.append(error)
+                    digests[number] = self._block(number, known.get(number, ""), room)
+            except BaseException as error:  # whatever it is, it belongs to the caller
+                self._errors.append(error)
 
-    # Daemons: a file server that hangs must not keep a process from ending.
-    threads = [threading.Thread(target=work, name="copy", daemon=True) for _ in range(min(_STREAMS, count))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return tuple(digests[n] for n in range(count))
+        with contextlib.ExitStack() as files:
+            with reading(self._file):
+                self._source = _open(files, self._file, os.O_RDONLY)
+            self._target = _open(files, self._target_file, os.O_RDWR | os.O_CREAT)
+            self._journal = _open(files, self._journal_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.ftruncate(self._target, self._original.size)
+            # Daemons: a file server that hangs must not keep a process from ending.
+            threads = [threading.Thread(target=work, name="copy", daemon=True) for _ in range(min(_STREAMS, count))]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        if self._errors:
+            raise self._errors[0]
+        return tuple(digests[n] for n in range(count))
 
-
-class _Files(contextlib.ExitStack):
-    """The files of a copy, as one thread has them open."""
-
-    def __init__(self, original: Original, folder: Path, tally: _Tally, over: Callable[[], bool]) -> None:
-        super().__init__()
-        self._original, self._tally, self._over = original, tally, over
-        self._file, self._target_file = Path(original.path, DATA), folder / DATA
-        self._room = memoryview(bytearray(_PIECE))
-        with reading(self._file):
-            self._source = self._open(self._file, os.O_RDONLY)
-        self._target = self._open(folder / DATA, os.O_RDWR | os.O_CREAT)
-        self._journal = self._open(folder / JOURNAL, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.ftruncate(self._target, original.size)
-
-    def _open(self, path: Path, flags: int) -> int:
-        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        self.callback(os.close, fd)
-        return fd
-
-    def block(self, number: int, known: str) -> str:
+    def _block(self, number: int, known: str, room: memoryview) -> str:
         """The digest of a block that is on the disk then; `known`: of one that may be there already."""
         at = number * layout.BLOCK
         end = min(at + layout.BLOCK, self._original.size)
-        if known and self._read_back(at, end) == known:
+        if known and self._read_back(at, end, room) == known:
             self._tally.add(end - at, copied=False)
             return known
         for _ in range(2):
-            digest = self._transfer(at, end)
+            digest = self._transfer(at, end, room)
             # Each for itself, so that at the end, or at a stop, no backlog is left to wait for.
             os.fdatasync(self._target)
-            if self._read_back(at, end) == digest:
+            if self._read_back(at, end, room) == digest:
                 os.write(self._journal, f"\n{number} {digest}\n".encode())  # a kill may have cut the line before
                 return digest
             self._tally.add(at - end, copied=True)
@@ -271,17 +257,17 @@ class _Files(contextlib.ExitStack):
             "the disk is failing: leave this node out, or give another `scratch`",
         )
 
-    def _piece(self, fd: int, at: int, end: int) -> memoryview:
-        if self._over():
+    def _piece(self, fd: int, at: int, end: int, room: memoryview) -> memoryview:
+        if self._errors or self._stop():
             raise CopyStopped
-        piece = self._room[: min(_PIECE, end - at)]
+        piece = room[: end - at]
         return piece[: os.preadv(fd, (piece,), at)]
 
-    def _transfer(self, begin: int, end: int) -> str:
+    def _transfer(self, begin: int, end: int, room: memoryview) -> str:
         digest, at = hashlib.sha256(), begin
         while at < end:
             with reading(self._file):
-                piece = self._piece(self._source, at, end)
+                piece = self._piece(self._source, at, end, room)
             if not piece:
                 raise SourceChanged(self._original)
             digest.update(piece)
@@ -293,14 +279,14 @@ class _Files(contextlib.ExitStack):
         os.posix_fadvise(self._source, begin, end - begin, os.POSIX_FADV_DONTNEED)
         return digest.hexdigest()
 
-    def _read_back(self, at: int, end: int) -> str:
-        """The digest of the block as the disk has it: the kernel is asked to forget its own copy first, which it does for
-        what is written and not mapped. What the drive itself still has in memory can't be distinguished."""
+    def _read_back(self, at: int, end: int, room: memoryview) -> str:
+        """The digest of the block as the disk has it, '' where it can't be read: the kernel is asked to forget its own copy first, which it
+        does for what is written and not mapped. What the drive itself still has in memory can't be distinguished."""
         digest = hashlib.sha256()
         os.posix_fadvise(self._target, at, end - at, os.POSIX_FADV_DONTNEED)
         while at < end:
             try:
-                piece = self._piece(self._target, at, end)
+                piece = self._piece(self._target, at, end, room)
             except OSError:  # a bad block may be well again when it is written anew
                 return ""
             if not piece:
@@ -310,22 +296,22 @@ class _Files(contextlib.ExitStack):
         return digest.hexdigest()
 
 
+def _open(files: contextlib.ExitStack, path: Path, flags: int) -> int:
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    files.callback(os.close, fd)
+    return fd
+
+
 def _mirror_side_file(folder: Path, original: Original) -> None:
     """The copy has the side file that the source has, or none; it may be made, or made again, after the copy was."""
     file, copy = Path(original.path, SIDE_FILE), folder / SIDE_FILE
     with reading(file):
-        state = _state(file)
-        data = file.read_bytes() if state is not None and state != _state(copy) else None
-    if state is None:
-        copy.unlink(missing_ok=True)
-    elif data is not None:
-        # Renamed over the old one, which those who read it keep. It has a digest of its own, compared when it is loaded.
-        write_whole(copy, data, aside=folder / f"{SIDE_FILE}.new")
-        os.utime(copy, ns=(state[1], state[1]))
-
-
-def _state(file: Path) -> tuple[int, int] | None:
-    if not file.exists():
-        return None
-    found = file.stat()
-    return found.st_size, found.st_mtime_ns
+        if not file.exists():
+            copy.unlink(missing_ok=True)
+            return
+        state, data = file.stat(), file.read_bytes()
+    if copy.exists() and (len(data), state.st_mtime_ns) == (copy.stat().st_size, copy.stat().st_mtime_ns):
+        return
+    # Renamed over the old one, which those who read it keep. It has a digest of its own, compared when it is loaded.
+    write_whole(copy, data, aside=folder / f"{SIDE_FILE}.new")
+    os.utime(copy, ns=(state.st_mtime_ns, state.st_mtime_ns))

@@ -5,24 +5,28 @@ a job talk to that of rank 0, which judges; one that rank 0's can't be reached f
 workers say, and end; a worker that can't is killed.
 """
 
+import asyncio
 import json
 import os
-import selectors
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import NoReturn
 
+from stagerun.base.errors import ExitCode
+from stagerun.launch.folder import report
 from stagerun.launch.watch import process
-from stagerun.launch.watch.judge import Pace, Seen, Verdict, blame, judge, tick
-from stagerun.launch.watch.peers import Peers
+from stagerun.launch.watch.judge import TICK_S, Pace, Seen, Verdict, blame, judge, tick
+from stagerun.launch.watch.peers import Message, Peers
 from stagerun.system.host import open_files
-from stagerun.system.lines import Closed, Lines
 from stagerun.system.process import die_with_parent
 from stagerun.system.pulse import SIZE, Beat, Limits, Section, read
+from stagerun.system.typed import json_line
 
 _ENDING_TICK_S = 0.05
 # Longer without a look, and this process was stopped itself, with its worker (Ctrl-Z), or had no processor: it can't blame others.
@@ -60,11 +64,8 @@ class Monitor:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.limits = Limits({Section(name): value for name, value in setup.limits.items()})
-        self.link = Lines(socket.socket(fileno=setup.link))
-        self.selector = selectors.DefaultSelector()
-        self.selector.register(self.link, selectors.EVENT_READ, self._from_worker)
         open_files(_MOST_FILES)  # on rank 0 a connection for each rank
-        self.peers = Peers(setup.rank, setup.size, self.selector, self._end, setup.listener)
+        self.peers = Peers(setup.rank, setup.size, self._end)
         self.pace = Pace()
         now = time.monotonic()
         self.tick_s = tick(setup.size)
@@ -83,42 +84,47 @@ class Monitor:
         self.ending_since = 0.0
         self.threads: list[threading.Thread] = []  # that may take for ever
 
-    def run(self) -> None:
+    async def run(self) -> NoReturn:
+        reader, self.writer = await asyncio.open_connection(sock=socket.socket(fileno=self.setup.link))
+        if self.setup.listener >= 0:
+            await self.peers.listen(socket.socket(fileno=self.setup.listener))
+        worker = asyncio.create_task(self._hear_worker(reader))
         while not self.done:
             due = self.looked + (self.tick_s if not self.text else _ENDING_TICK_S)
-            for key, _ in self.selector.select(max(0.0, due - time.monotonic())):
-                key.data(key.fileobj)
-            if time.monotonic() >= due:
+            await asyncio.wait([worker], timeout=min(TICK_S, max(0.0, due - time.monotonic())))
+            if worker.done():
+                self._gone()
+            elif time.monotonic() >= due:
                 self._tick()
-        for thread in self.threads:
-            thread.join(_LOG_S)
-        for key in list(self.selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]
+        self._join()
+        os._exit(0)  # all is said; asyncio would complain of tasks that it cancels
 
-    def _from_worker(self, link: Lines) -> None:
-        try:
-            messages = link.receive()
-        except Closed:
-            self._gone()
-            return
-        for message in messages:
-            match message:
-                case {"bye": True}:
-                    self.peers.send({"bye": True, "worded": True})
-                    self.done = True
-                case {"log": str(path)}:
-                    self.log = path
-                case {"answered": True}:
-                    self.answered = time.monotonic()
-                case {"meet": dict(place)}:
-                    self.peers.meet(place)
+    async def _hear_worker(self, reader: asyncio.StreamReader) -> None:
+        """Take what the worker says, to its end."""
+        with suppress(OSError):
+            while text := await reader.readline():
+                match json.loads(text):
+                    case {"bye": True}:
+                        self.peers.send({"bye": True, "worded": True})
+                        self.done = True
+                        return
+                    case {"log": str(path)}:
+                        self.log = path
+                    case {"answered": True}:
+                        self.answered = time.monotonic()
+                    case {"meet": dict(place)}:
+                        self.peers.meet(place)
+
+    def _tell(self, message: Message) -> None:
+        """Tell the worker."""
+        self.writer.write(json_line(message))
 
     def _gone(self) -> None:
         """The worker has ended, one way or another: perhaps as it was asked to, perhaps without a word, which the others then hear
         from here. Their collectives may never show it."""
         if self.text:
             self._log()  # not before: what it has still trained and saved comes first
-        else:
+        elif not self.done:
             self.peers.send({"bye": True, "worded": False})
         self.done = True
 
@@ -143,7 +149,7 @@ class Monitor:
     def _lost_host(self) -> str:
         """What our launcher says of a host that is gone: it sees that sooner than silence can show it; ''."""
         with suppress(OSError, ValueError), open(self.setup.gone) as file:
-            return file.read()
+            return str(json.load(file))
         return ""
 
     def _judge(self, now: float) -> None:
@@ -155,10 +161,10 @@ class Monitor:
             stack = process.stack(self.setup.rank, self.setup.pid, self.setup.thread, self.setup.stack)
             own = self.blamed = replace(own, stack=stack)
             self.blamed_at = now
-        self.peers.speak(own, now)
+        self.peers.speak(own)
         if (gone := self.peers.gone(now)) != self.gone:
             self.gone = gone
-            self.link.send({"gone": gone})
+            self._tell({"gone": gone})
         if self.peers.judged(now):
             return
         seen = [own, *self.peers.seen(now)]
@@ -166,7 +172,7 @@ class Monitor:
         if verdict is None:
             self.verdict_at = 0.0
             for text in self.pace.look(seen) if self.setup.rank == 0 else ():
-                self.link.send({"news": text})
+                self._tell({"news": text})
         else:
             self.verdict_at = self.verdict_at or now
             if now > self.verdict_at + _STACKS_S or not self._stacks_missing(verdict):
@@ -187,23 +193,16 @@ class Monitor:
             self.stopped_since = None
         elif self.stopped_since is None:
             self.stopped_since = now
-        began = max(beat.since if beat.waiting else beat.moved, self.awake)
+        known = asdict(beat)
+        moved, since = known.pop("moved"), known.pop("since")
         return Seen(
             rank=setup.rank,
             host=setup.host,
             pid=setup.pid,
-            section=beat.section,
-            stage=beat.stage,
-            iter=beat.iter,
-            idle=max(0.0, now - began),
-            waiting=beat.waiting,
-            printing=beat.printing,
-            compiled=beat.compiled,
-            slowest=beat.slowest,
+            idle=max(0.0, now - max(since if beat.waiting else moved, self.awake)),
             state=state,
             stopped=now - self.stopped_since if self.stopped_since is not None else 0.0,
-            batches=beat.batches,
-            busy=beat.busy,
+            **known,
         )
 
     # -- the end
@@ -215,16 +214,18 @@ class Monitor:
         self.text, self.ending_since = text, time.monotonic()
         if self.setup.rank == 0 and not guilty:
             self.patience = self.limits.of(Section.SAVE)
-        self.link.send({"end": text, "patience": float(self.patience)})
+        self._tell({"end": text, "patience": self.patience})
 
     def _see_to_the_end(self, now: float) -> None:
         if not self.answered and now > self.ending_since + _ANSWER_S:
             self.answered = now
             # It adds nothing more, and its end may be that of all processes, as in a container.
             self._log()
-            for thread in self.threads:
-                thread.join(_LOG_S)
-            self.threads += process.speak_for(self.setup.rank, self.setup.pid, self.text)
+            self._join()
+            reported = report(self.setup.rank, ExitCode.PEER, self.text)
+            process.kill(self.setup.pid)
+            if not reported:
+                self._aside(process.say, f"rank {self.setup.rank}: {self.text}\n")
         if now > self.ending_since + self.patience + _END_S:
             process.kill(self.setup.pid)
             self._log()
@@ -232,8 +233,17 @@ class Monitor:
 
     def _log(self) -> None:
         if self.log:
-            self.threads.append(process.log_failure(self.log, self.text))
+            self._aside(process.log_failure, self.log, self.text)
             self.log = ""
+
+    def _aside(self, do: Callable[..., None], *words: str) -> None:
+        """In a thread: the disk may be what hangs, and it may be that no one reads what is said."""
+        self.threads.append(threading.Thread(target=do, args=words, daemon=True))
+        self.threads[-1].start()
+
+    def _join(self) -> None:
+        for thread in self.threads:
+            thread.join(_LOG_S)
 
 
 def main() -> None:
@@ -245,7 +255,7 @@ def main() -> None:
         die_with_parent(signal.SIGCONT)
     monitor = Monitor(setup)
     if os.getppid() == setup.pid:
-        monitor.run()
+        asyncio.run(monitor.run())
 
 
 if __name__ == "__main__":

@@ -1,22 +1,34 @@
-"""What monitors say to each other. Those of all other ranks connect to rank 0's, which so knows of all, and judges; another one judges by
-itself where it does not hear rank 0's."""
+"""What monitors say to each other: JSON objects, one a line. Those of all other ranks connect to rank 0's, which so knows of all, and judges;
+another one judges by itself where it does not hear rank 0's."""
 
-import errno
-import selectors
+import asyncio
+import json
 import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from stagerun.launch.watch.judge import Seen, quiet
-from stagerun.system.lines import LONGEST, Closed, Lines, Message
-from stagerun.system.pulse import Section
+import msgspec
 
-_HELLO_BYTES, _MOST_STRANGERS = 512, 64
-_FULL_S = 0.05
-_RETRY_S = 2.0
+from stagerun.launch.watch.judge import Seen, quiet
+from stagerun.system.typed import json_line
+
+Message = dict[str, Any]
+
+# A line holds a rank's state or a stack; a longer one ends the conversation. What can't leave since the other side is cut off is kept up to
+# this many bytes, and the rest left out.
+LONGEST = 64 * 1024
+_HELLO_S, _RETRY_S = 5.0, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A monitor's first line."""
+
+    token: str
+    rank: int
 
 
 class Peer:
@@ -24,7 +36,7 @@ class Peer:
 
     def __init__(self, rank: int, host: str = "") -> None:
         self.rank, self.host = rank, host
-        self.lines: Lines | None = None
+        self.writer: asyncio.StreamWriter | None = None
         self.heard = time.monotonic()
         self.seen: Seen | None = None
         self.left: float | None = None  # when it said that its worker has ended, or is about to
@@ -38,7 +50,7 @@ class Peer:
 
     def now(self, now: float) -> Seen | None:
         """None if unknown."""
-        if self.seen is None or (self.left is None and self.lines is None):
+        if self.seen is None or (self.left is None and self.writer is None):
             return None
         if self.left is not None:
             return replace(self.seen, ended=max(now - self.left, 1e-9))
@@ -48,32 +60,29 @@ class Peer:
 class Peers:
     """The monitors that this one talks to: on rank 0 all others, on another rank that of rank 0."""
 
-    def __init__(
-        self, rank: int, size: int, selector: selectors.BaseSelector, end: Callable[[str], None], listener: int = -1
-    ) -> None:
-        """`end`: how the worker is ended when rank 0's monitor says so. `listener`: on rank 0, the descriptor of a socket that listens."""
-        self.rank, self.size, self.selector, self._end = rank, size, selector, end
+    def __init__(self, rank: int, size: int, end: Callable[[str], None]) -> None:
+        """`end`: how the worker is ended when rank 0's monitor says so."""
+        self.rank, self.size, self._end = rank, size, end
         self.place: Message = {}  # where rank 0's is to be met, and the token by which the ranks know each other
-        self._retry_at = 0.0
-        self._trying: Lines | None = None
         self.peers: dict[int, Peer] = {}
-        self._strangers: list[Lines] = []  # connections that have not said who they are: the oldest go, beyond so many
-        if listener >= 0:
-            listening = socket.socket(fileno=listener)
-            listening.setblocking(False)
-            selector.register(listening, selectors.EVENT_READ, self._accept)
+        self._tasks: list[object] = []  # asyncio forgets what nobody holds
+
+    async def listen(self, listener: socket.socket) -> None:
+        """Hear the other ranks' monitors, on rank 0."""
+        self._tasks.append(await asyncio.start_server(self._greet, sock=listener, limit=LONGEST))
 
     def meet(self, place: Message) -> None:
         self.place = place
-        if self.rank:
+        if self.rank and not self.peers:
             self.peers[0] = Peer(0, place["name"])
+            self._tasks.append(asyncio.create_task(self._connect(self.peers[0])))
 
     # -- what is known
 
     def judged(self, now: float) -> bool:
         """Whether rank 0's monitor judges, and lives."""
         hub = self.peers.get(0)
-        return hub is not None and hub.lines is not None and now - hub.heard < quiet(self.size)
+        return hub is not None and hub.writer is not None and now - hub.heard < quiet(self.size)
 
     def seen(self, now: float) -> list[Seen]:
         return [found for peer in self.peers.values() if (found := peer.now(now)) is not None]
@@ -83,7 +92,7 @@ class Peers:
         return [
             peer.name
             for _, peer in sorted(self.peers.items())
-            if not peer.worded or peer.lost or (peer.lines and now - peer.heard >= quiet(self.size))
+            if not peer.worded or peer.lost or (peer.writer and now - peer.heard >= quiet(self.size))
         ]
 
     def woke(self, now: float) -> None:
@@ -93,108 +102,66 @@ class Peers:
 
     # -- what is said
 
-    def speak(self, own: Seen, now: float) -> None:
-        if self.rank and self.place and now >= self._retry_at:
-            self._connect(now)
-        self.send({"seen": {**asdict(own), "section": own.section.value}})
+    def speak(self, own: Seen) -> None:
+        self.send({"seen": own})
 
     def send(self, message: Message) -> None:
+        """Never waits for the other side."""
         for peer in self.peers.values():
-            if peer.lines is not None:
-                peer.lines.send(message)
+            if peer.writer is not None and peer.writer.transport.get_write_buffer_size() < LONGEST:
+                peer.writer.write(json_line(message))
 
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            connection, _ = listener.accept()
-        except BlockingIOError:
-            return
-        except OSError:  # no more descriptors, say: it is asked again at once, and that must not keep a processor busy
-            time.sleep(_FULL_S)
-            return
-        lines = Lines(connection, _HELLO_BYTES)
-        self.selector.register(lines, selectors.EVENT_READ, self._greeted)
-        self._strangers.append(lines)
-        if len(self._strangers) > _MOST_STRANGERS + self.size:
-            self._close(self._strangers.pop(0))
-
-    def _greeted(self, lines: Lines) -> None:
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Who knows the token that the ranks have shared is one of this job. One that comes before the token is known here is
         sent away, and comes again."""
         import hmac  # takes longer than all the rest; only rank 0's needs it
 
-        try:
-            messages = lines.receive()
-        except Closed:
-            messages = [{}]
-        if not messages:
-            return
-        self._strangers.remove(lines)
-        token, rank = messages[0].get("token"), messages[0].get("rank")
-        known = isinstance(token, str) and token.isascii() and hmac.compare_digest(token, self.place.get("token", ""))
-        if not known or not token or not isinstance(rank, int) or not 0 < rank < self.size:
-            self._close(lines)
-            return
-        lines.reader.longest = LONGEST
-        if (before := self.peers.get(rank)) is not None and before.lines is not None:  # it lost its connection
-            self._close(before.lines)
-        peer = self.peers[rank] = Peer(rank)
-        self._listen_to(peer, lines)
-        for message in messages[1:]:
-            self._heard(peer, message)
+        with suppress(OSError, ValueError, asyncio.TimeoutError):
+            hello = msgspec.json.decode(await asyncio.wait_for(reader.readline(), _HELLO_S), type=Hello)
+            token = self.place.get("token", "")
+            if token and hmac.compare_digest(hello.token.encode(), token.encode()) and 0 < hello.rank < self.size:
+                before = self.peers.get(hello.rank)
+                if before is not None and before.writer is not None:  # it lost its connection
+                    before.writer.close()
+                self.peers[hello.rank] = Peer(hello.rank)
+                await self._hear(self.peers[hello.rank], reader, writer)
+        writer.close()
 
-    def _connect(self, now: float) -> None:
-        hub = self.peers[0]
-        if hub.lines is not None or hub.left is not None:
-            return
-        self._retry_at = now + _RETRY_S
-        if self._trying is not None:
-            self._close(self._trying)
-            self._trying = None
-        connection = socket.socket(socket.AddressFamily(self.place["family"]), socket.SOCK_STREAM)
-        connection.setblocking(False)
-        if connection.connect_ex(tuple(self.place["address"])) in (0, errno.EINPROGRESS):
-            self._trying = Lines(connection)
-            self.selector.register(self._trying, selectors.EVENT_WRITE, self._connected)
-        else:
+    async def _connect(self, hub: Peer) -> None:
+        """Stay connected to rank 0's monitor until it says that its worker has ended."""
+        while hub.left is None:
+            connection = socket.socket(socket.AddressFamily(self.place["family"]))
+            connection.setblocking(False)
+            with suppress(OSError, asyncio.TimeoutError):
+                reach = asyncio.get_running_loop().sock_connect(connection, tuple(self.place["address"]))
+                await asyncio.wait_for(reach, _RETRY_S)
+                reader, writer = await asyncio.open_connection(sock=connection, limit=LONGEST)
+                writer.write(json_line(Hello(self.place["token"], self.rank)))
+                await self._hear(hub, reader, writer)
             connection.close()
+            await asyncio.sleep(_RETRY_S)
 
-    def _connected(self, lines: Lines) -> None:
-        self._trying = None
-        if lines.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._close(lines)
-            return
-        self._listen_to(self.peers[0], lines)
-        lines.send({"token": self.place["token"], "rank": self.rank})
-
-    def _listen_to(self, peer: Peer, lines: Lines) -> None:
-        peer.lines, peer.heard = lines, time.monotonic()
-        self.selector.modify(lines, selectors.EVENT_READ, lambda _: self._from(peer))
-
-    def _from(self, peer: Peer) -> None:
-        assert peer.lines is not None
+    async def _hear(self, peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take what a monitor says, to its end."""
+        peer.writer, peer.heard = writer, time.monotonic()
         try:
-            for message in peer.lines.receive():
-                self._heard(peer, message)
-        except (Closed, ValueError, TypeError, KeyError):
-            # Only the monitor, or the connection. It may come again; of its worker nothing is known any more.
-            self._close(peer.lines)
-            peer.lines = None
+            while peer.left is None and (text := await reader.readline()):
+                self._heard(peer, json.loads(text))
+        except (OSError, ValueError, RecursionError):  # gone, or not to be understood
+            pass
+        finally:
+            # Of its worker nothing is known any more, but what it said at its end. It may come again.
+            writer.close()
+            peer.writer = None
             if self.rank == 0 or peer.seen is not None:  # rank 0's may not have known the token yet
-                peer.lost = True
+                peer.lost = peer.left is None
 
-    def _heard(self, peer: Peer, message: dict[str, Any]) -> None:
+    def _heard(self, peer: Peer, message: Message) -> None:
         peer.heard, peer.lost = time.monotonic(), False
         match message:
             case {"seen": dict(seen)}:
-                peer.seen = Seen(**{**seen, "section": Section(seen["section"])})
+                peer.seen = msgspec.convert(seen, Seen)
             case {"end": str(text)} if peer.rank == 0:
                 self._end(text)
-            case {"bye": True} if peer.lines is not None:
+            case {"bye": True}:
                 peer.left, peer.worded = peer.heard, message.get("worded") is not False
-                self._close(peer.lines)
-                peer.lines = None
-
-    def _close(self, lines: Lines) -> None:
-        with suppress(KeyError):
-            self.selector.unregister(lines)
-        lines.close()

@@ -3,16 +3,15 @@
 import json
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import takewhile
+from pathlib import Path
 
 from stagerun.base.errors import ExitCode
-from stagerun.launch.folder import report
 from stagerun.system import signals
-from stagerun.system.process import look
+from stagerun.system.files import LineFile
+from stagerun.system.process import stat
 
 # Nothing else sends it. Before the worker has a handler for it, it would end the worker.
 STACK_SIGNAL = signal.SIGRTMIN + 5
@@ -24,8 +23,7 @@ _STARTS = "stagerun/launch/start.py"  # the calls up to the worker's job
 
 def state(pid: int) -> str:
     """/proc's letter; Z if it is gone."""
-    found = look(pid)
-    return found.state if found is not None else "Z"
+    return (stat(pid) or "Z")[0]
 
 
 def stack(rank: int, pid: int, thread: int, memory: int) -> str:
@@ -56,29 +54,10 @@ def stack(rank: int, pid: int, thread: int, memory: int) -> str:
     return shortened(os.pread(memory, min(size, 1 << 20), 0).decode(errors="replace"), thread)
 
 
-def speak_for(rank: int, pid: int, text: str) -> list[threading.Thread]:
-    """Ends a worker that doesn't answer, and says in its place why. Threads that do so."""
-    reported = report(rank, ExitCode.PEER, text)
-    kill(pid)
-    # After the kill, and in a thread: it may be that no one reads what is said.
-    return [] if reported else [_in_thread(say, f"rank {rank}: {text}\n")]
-
-
 def kill(pid: int) -> None:
     if os.getppid() == pid:  # otherwise it has ended, and its number may be another's
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-
-
-def log_failure(path: str, text: str) -> threading.Thread:
-    """Adds the run's end to its log, in a thread: the disk may be what hangs."""
-    return _in_thread(_append, path, text)
-
-
-def _in_thread(do: Callable[..., None], *words: str) -> threading.Thread:
-    thread = threading.Thread(target=do, args=words, daemon=True)
-    thread.start()
-    return thread
 
 
 def say(text: str) -> None:
@@ -86,14 +65,12 @@ def say(text: str) -> None:
         os.write(2, (signals.erase_line(2) + text).encode())
 
 
-def _append(path: str, text: str) -> None:
+def log_failure(path: str, text: str) -> None:
+    """Adds the run's end to its log."""
     record = {"time": round(time.time(), 3), "event": "Failed", "code": int(ExitCode.PEER), "text": text}
     # Whole, with one call, as all lines there; on a line of its own if the worker was stopped in the middle of one.
-    with suppress(OSError), open(path, "a+b", buffering=0) as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        torn = size > 0 and file.read(1) != b"\n"
-        file.write(b"\n" * torn + json.dumps(record).encode() + b"\n")
+    with suppress(OSError), closing(LineFile(Path(path))) as file:
+        file.append(json.dumps(record).encode() + b"\n")
 
 
 def shortened(text: str, trains: int) -> str:

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from stagerun.base.errors import ExitCode, PeerError
 from stagerun.base.text import listed
-from stagerun.launch.folder import gone_file, report
+from stagerun.launch.folder import folder, report
 from stagerun.launch.watch.monitor import Setup
 from stagerun.launch.watch.process import STACK_SIGNAL
 from stagerun.system import signals
 from stagerun.system.host import host_name
-from stagerun.system.lines import LONGEST, Reader, line
 from stagerun.system.process import program
 from stagerun.system.pulse import SIZE, Limits, Pulse, Section
+from stagerun.system.typed import json_line
 from stagerun.system.world import World
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ _STAY_S, _STAY_0_S = 0.5, 1.0
 _LOG_S = 1.5
 # How long a rank that misses others waits for its monitor's word on which.
 _GONE_S = 1.5
-_LONGEST_WORD = 1 << 24  # of its own monitor, which is to be trusted
 
 
 class Monitored:
@@ -79,7 +78,7 @@ class Monitored:
             stack=stack,
             link=theirs.fileno(),
             listener=listener.fileno() if listener is not None else -1,
-            gone=gone_file(),
+            gone=str(shared / "gone") if (shared := folder()) is not None else "",
         )
         fds = [record, stack, theirs.fileno(), *([setup.listener] if listener is not None else [])]
         command = [sys.executable, *program("stagerun.launch.watch.monitor"), json.dumps(asdict(setup))]
@@ -171,20 +170,13 @@ class Monitored:
 
     def _send(self, message: dict[str, Any]) -> None:
         with suppress(OSError):  # the monitor is gone; that was reported
-            self._link.sendall(line(message))
+            self._link.sendall(json_line(message))
 
     def _listen(self) -> None:
         """In a thread that waits in `recv`, which holds no lock of Python's."""
-        reader = Reader(_LONGEST_WORD)
-        while True:
-            try:
-                data = self._link.recv(4 * LONGEST)
-            except OSError:
-                data = b""
-            if not data:
-                break
-            for message in reader.feed(data):
-                self._heard(message)
+        with suppress(OSError), self._link.makefile("rb") as words:
+            for word in words:
+                self._heard(json.loads(word))
         with self._lock:
             if not self._over and self._rank == 0:
                 self.pulse.news.append("the process that watches this one is gone: a hang is not noticed any more")
@@ -244,12 +236,16 @@ def _memory(size: int) -> int:
 
 @contextmanager
 def monitored(world: World, limits: Limits | None, say: Callable[[str], None]) -> Iterator[Monitored | None]:
-    """Within it this worker has a monitor; none without `limits`. After it, the worker alone reports its end."""
+    """Within it this worker has a monitor, which says first who is gone where a PeerError follows from it; none without `limits`. After it,
+    the worker alone reports its end."""
     if limits is None:
         yield None
         return
     watch = Monitored(world, limits, say)
     try:
         yield watch
+    except PeerError as error:
+        watch.explain(error)
+        raise
     finally:
         watch.over()

@@ -20,7 +20,8 @@ from stagerun.language.proto import caffe_pb2
 from stagerun.language.resolve import first_record
 from stagerun.plan import make_plan
 from stagerun.plan.render import render_text
-from stagerun.system.lmdb_file import check_file, first_value
+from stagerun.system.image_sets import first_value
+from stagerun.system.lmdb_file import check_file
 from stagerun.tools.caffe.convert import Wanted, convert
 from stagerun.tools.caffe.disk import CaffeFolder
 from stagerun.tools.caffe.write import check_lines, folder_lines, left_text, text_of_lines

@@ -107,7 +107,7 @@ def make(folder: str, say: Say = print) -> None:
         folder = str(target / name)
         if LmdbSource(folder, count).index is None:
             try:
-                save(build(folder, classes=CLASSES), folder)
+                save(build(folder, classes=CLASSES).index, folder)
             except PermissionDenied as error:
                 say(f"no names of classes, no mean: {error.message}")
     say(f"{target}: Fashion-MNIST is " + ("ready" if missing else "there already; nothing to do"))
@@ -122,7 +122,7 @@ def split(folder: str, say: Say = print) -> None:
             records = LmdbSource(os.path.join(folder, share.of))
             count = write_lmdb(out, islice(_of_classes(records, share.labels), share.most))
             say(f"wrote {count} records to {out}")
-            save(build(out, classes=CLASSES[share.labels.start : share.labels.stop]), out)
+            save(build(out, classes=CLASSES[share.labels.start : share.labels.stop]).index, out)
 
 
 def _of_classes(records: LmdbSource, labels: range) -> Iterator[bytes]:

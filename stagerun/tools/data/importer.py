@@ -16,7 +16,6 @@ from stagerun.command.options import argument, command, flag, option
 from stagerun.command.progress import Shown, threads_here
 from stagerun.command.shared import DataThreads
 from stagerun.data.importing.engine import Job, Result, Work, run
-from stagerun.data.importing.folder import LabelledFiles
 from stagerun.data.importing.images import ImportWork
 from stagerun.data.importing.report import ignored_text
 from stagerun.launch import StopRequest
@@ -25,6 +24,7 @@ from stagerun.tools.data.index import schedule_line
 from stagerun.tools.data.pictures import ResizeOptions
 from stagerun.tools.data.prepare import LmdbRecords, Prepared
 from stagerun.tools.data.sources import BY_NAME, SPLITS, SourceOptions, format_of, open_source, readers
+from stagerun.tools.data.sources.csv_table import LabelledFiles
 
 
 def _of_some(usage: str, text: str, **settings: Any) -> Any:

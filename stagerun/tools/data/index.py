@@ -17,12 +17,22 @@ from stagerun.command.options import command, flag, option
 from stagerun.command.progress import Shown, threads_here
 from stagerun.command.shared import DataThreads, Folder, Json
 from stagerun.data import jpeg
-from stagerun.data.index import Index, digest_of, foreign_record, is_stale, load_unsampled, read, save
-from stagerun.data.indexing import build_with, in_order
-from stagerun.data.lmdb_offsets import Offsets, offsets_in, printable
+from stagerun.data.index import (
+    Index,
+    digest_of,
+    foreign_record,
+    is_stale,
+    load_unsampled,
+    places_in,
+    printable,
+    read,
+    save,
+)
+from stagerun.data.indexing import build, in_order
 from stagerun.data.records import LmdbSource
-from stagerun.data.rows import decode_any, look, parse
-from stagerun.system.lmdb_file import SIDE_FILE, open_file, reading
+from stagerun.data.rows import look, parse
+from stagerun.system.image_sets import SIDE_FILE
+from stagerun.system.lmdb_file import LmdbFile, reading
 from stagerun.tools.data.pictures import class_names
 
 
@@ -56,17 +66,14 @@ class Description:
 
 def describe(path: str) -> Description:
     """DataError if the LMDB in folder `path` can't be read."""
-    fd, meta = open_file(path)
-    try:
-        offsets = offsets_in(fd, meta, path)
-        index, state = _index(path, fd, offsets)
-    finally:
-        os.close(fd)
+    lmdb = LmdbFile(path)
+    places = places_in(lmdb)
+    index, state = _index(lmdb)
     found = Description(
         path=path,
-        records=len(offsets),
-        file_size=offsets.file_size,
-        record_bytes=int(offsets.lengths.sum()),
+        records=len(places),
+        file_size=lmdb.size,
+        record_bytes=int(places.lengths.sum()),
         decoders=jpeg.tiers(),
         index_state=state,
     )
@@ -98,8 +105,9 @@ def describe(path: str) -> Description:
     )
 
 
-def _index(path: str, fd: int, offsets: Offsets) -> tuple[Index | None, str]:
+def _index(lmdb: LmdbFile) -> tuple[Index | None, str]:
     """The side file if it can be used, and what there is to say about it."""
+    path = lmdb.path
     try:
         index = read(path)
     except DataError as error:
@@ -107,10 +115,10 @@ def _index(path: str, fd: int, offsets: Offsets) -> tuple[Index | None, str]:
     if index is None:
         return None, f"there is none; `stagerun data index {path}` makes it"
     again = f"`stagerun data index --force {path}` makes it again"
-    if is_stale(index, offsets.file_size, offsets.transaction):
+    if is_stale(index, lmdb):
         return None, f"of another state of the LMDB; {again}"
     with reading(path):
-        foreign = foreign_record(index, fd)
+        foreign = foreign_record(index, lmdb)
     if foreign is not None:
         return None, f"of another LMDB, or record `{printable(index.key(foreign))}` is damaged; {again}"
     return index, "up to date"
@@ -144,16 +152,12 @@ def verify_lmdb(
 
     DataError if it can't be read at all, or its side file is damaged or of another state of it.
     """
-    fd, meta = open_file(path)
-    try:
-        index, offsets = load_unsampled(path, meta), offsets_in(fd, meta, path)
-    finally:
-        os.close(fd)
-    source, known = LmdbSource(path, side_file=False), index
-    total = len(source)
+    source = LmdbSource(path, side_file=False)
+    index, places, total = load_unsampled(source.lmdb), source.table, len(source)
+    known = index
     mistakes: list[tuple[str, str]] = []
     arrays = ("keys", "key_ends", "offsets", "lengths")
-    if index is not None and not all(np.array_equal(getattr(index, a), getattr(offsets, a)) for a in arrays):
+    if index is not None and not all(np.array_equal(getattr(index, a), getattr(places, a)) for a in arrays):
         mistakes, known = [("", "the side file has other keys or places than the records")], None
 
     def look_at(i: int) -> list[tuple[str, str]]:
@@ -168,7 +172,7 @@ def verify_lmdb(
     for done, found in enumerate(in_order(look_at, 0, total, threads), start=1):
         mistakes += found
         progress(done, total)
-    return Verified(total, int(offsets.lengths.sum()), index is not None, decode, tuple(mistakes))
+    return Verified(total, int(places.lengths.sum()), index is not None, decode, tuple(mistakes))
 
 
 def _mistake(record: bytes, i: int, index: Index | None, decode: bool) -> str:
@@ -176,10 +180,7 @@ def _mistake(record: bytes, i: int, index: Index | None, decode: bool) -> str:
     if index is not None and digest_of(record) != int(index.digests[i]):
         return "its bytes are not those that its digest was made of"
     try:
-        datum = parse(record)
-        found = look(datum, False)
-        if decode and decode_any(datum).shape[:2] != (found.height, found.width):
-            return f"its header says {found.width} x {found.height} pixels, which is not what it decodes to"
+        look(parse(record), decode)
     except DataError as error:
         return error.message
     if index is not None and not index.heights[i]:
@@ -227,7 +228,7 @@ def index(
         old = _old(folder)
         names = names or (old.facts.classes if old is not None else ())
     with Shown("index", "records") as shown:
-        built = build_with(
+        built = build(
             folder, shown.progress, threads=threads_here(threads), pixels=not no_mean, classes=names, max_bad=max_bad
         )
     made = built.index

@@ -10,7 +10,8 @@ from stagerun.base.errors import DataError, PermissionDenied, UsageError
 from stagerun.command.options import option
 from stagerun.data import datum
 from stagerun.data.importing.images import ImportOptions
-from stagerun.data.records import LmdbSource, printable
+from stagerun.data.index import printable
+from stagerun.data.records import LmdbSource
 from stagerun.tools.data.contact_sheet import Tile
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from stagerun.base.errors import DataError, UsageError
 from stagerun.data.importing.engine import Made, Work
 from stagerun.data.importing.partial import Note
-from stagerun.data.index import digest_of
+from stagerun.data.index import digest_of, printable
 from stagerun.data.jpeg.choice import picture
 from stagerun.data.jpeg.header import SAMPLINGS, Header, Reach, is_complete, read_header
 from stagerun.data.jpeg.slices import SimpleDecoder, find_edges, grid
@@ -37,11 +37,10 @@ from stagerun.data.jpeg.turbo import (
     Transform,
     turbojpeg,
 )
-from stagerun.data.lmdb_offsets import offsets_of, printable
 from stagerun.data.records import LmdbSource
 from stagerun.data.rows import Statistics, look, parse
 from stagerun.language.proto import caffe_pb2
-from stagerun.system.lmdb_file import set_of
+from stagerun.system.image_sets import set_of
 
 VERSION = 1  # of the arrangement
 
@@ -65,7 +64,7 @@ class LmdbRecords:
         if index is not None and index.facts.deviation_bgr:
             self.statistics = index.facts.mean_bgr, index.facts.deviation_bgr
         self.prepared_from = set_of(path)
-        self.identity: Mapping[str, Any] = {"source": _signature(path)}
+        self.identity: Mapping[str, Any] = {"source": _signature(self._source)}
 
     def __len__(self) -> int:
         return len(self._source)
@@ -110,16 +109,16 @@ class Prepared:
         except DataError as error:
             # A loader takes it as it is, so it stays: a progressive one without its last scans, for example.
             return replace(made, notes=(*made.notes, Note(printable(made.key), "copied as it is", error.message)))
-        stored = look(datum, False)
-        found = replace(made.look, kind=stored.kind, interval=stored.interval)
-        return replace(made, record=datum.SerializeToString(), look=found)
+        record = datum.SerializeToString()
+        stored = look(parse(record), False)
+        return replace(made, record=record, look=replace(made.look, kind=stored.kind, interval=stored.interval))
 
 
-def _signature(path: str) -> str:
+def _signature(source: LmdbSource) -> str:
     """Which records: any change to an LMDB is a new transaction."""
-    offsets = offsets_of(path)
-    digest = hashlib.sha256(f"{offsets.file_size} {offsets.transaction}".encode())
-    for array in (offsets.offsets, offsets.lengths, offsets.key_ends, offsets.keys):
+    lmdb, places = source.lmdb, source.table
+    digest = hashlib.sha256(f"{lmdb.size} {lmdb.meta.transaction}".encode())
+    for array in (places.offsets, places.lengths, places.key_ends, places.keys):
         digest.update(array.data)
     return digest.hexdigest()
 

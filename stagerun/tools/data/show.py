@@ -16,8 +16,8 @@ from stagerun.command.options import command, flag, option
 from stagerun.command.progress import Shown
 from stagerun.command.shared import Folder, Overrides, output_folder
 from stagerun.data.importing.first_use import have
+from stagerun.data.index import printable
 from stagerun.data.jpeg import Rectangle
-from stagerun.data.lmdb_offsets import printable
 from stagerun.data.loader import Loader
 from stagerun.data.loaders import evaluation_loader, training_loader
 from stagerun.data.python_transform import PythonTransform
@@ -186,10 +186,10 @@ def _staged_tile(
     except DataError as error:  # without crop_size it looks at the image
         return Tile(None, (f"position {position}",), error.message)
     try:
-        job.fill(0, 1)
+        loader.fill(job, 0, 1)
     except DataError as error:
         return Tile(None, (key,), error.message)
-    batch = job.batch()
+    batch = job.made
     image = contact_sheet.as_trained(
         batch.images[0],
         None if batch.cutout is None else Rectangle(*batch.cutout[0].tolist()),

@@ -3,7 +3,7 @@
 import os
 
 from stagerun.base.errors import UsageError, nearest
-from stagerun.tools.library.common import Folder
+from stagerun.tools.library.plan import Folder
 from stagerun.tools.report.command import TABLES
 from stagerun.tools.report.look import look_at_all
 from stagerun.tools.report.table import Table, Value, markdown

@@ -14,11 +14,11 @@ from stagerun.base.events import Event
 from stagerun.base.recipe import Schedule
 from stagerun.command.ending import of_surroundings
 from stagerun.launch import GRACE_S
-from stagerun.launch.worker_count import check_workers
+from stagerun.logs.table import all_logs, require_packages
+from stagerun.plan.workers import check_workers
 from stagerun.system.world import launched, started_by
-from stagerun.tools.library.common import Folder, Names, names_of, require_name, schedule_of
 from stagerun.tools.library.lockstep import Lockstep
-from stagerun.train.logs.table import all_logs, require_packages
+from stagerun.tools.library.plan import Folder, Names, names_of, require_name, schedule_of
 from stagerun.train.options import RunOptions
 
 
@@ -154,6 +154,6 @@ def _close(steps: Lockstep[Event], stop: _Stop) -> None:
 
 def _events(schedule: Schedule, options: RunOptions, stop: _Stop, hand: Callable[[Event], None]) -> Iterator[Event]:
     """In a thread of its own, which has settings of its own, too."""
-    from stagerun.train.guest import train_as_guest
+    from stagerun.train.in_process import run_in_process
 
-    return train_as_guest(schedule, options, stop, stop.left, hand)
+    return run_in_process(schedule, options, stop, stop.left, hand)

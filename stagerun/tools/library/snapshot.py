@@ -9,7 +9,7 @@ from stagerun.base.errors import ResumeRefused
 from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.language.stored import read_foreign
-from stagerun.tools.library.common import Folder
+from stagerun.tools.library.plan import Folder
 from stagerun.train.progress import MOST_RECIPE, RECIPE
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Snapshot:
         """
         import torch
 
-        from stagerun.train.stored import Trust, load_network, open_snapshot
+        from stagerun.train.lone_snapshot import Trust, load_network, open_snapshot
 
         with torch.random.fork_rng(devices=[]):  # weights are drawn before they are read
             return load_network(open_snapshot(self.path, Trust(trust_code)), torch.device(device), ema)

@@ -8,7 +8,7 @@ from stagerun.base.text import apart
 from stagerun.base.weights import Kind
 from stagerun.base.weights import place_of as weights_of
 from stagerun.plan.described import short
-from stagerun.system.lmdb_file import pixel_statistics, stored_sides
+from stagerun.system.image_sets import pixel_statistics, stored_sides
 from stagerun.tools.lint.finding import Found
 
 IMAGENET = (103.53, 116.28, 123.675)  # mean of its pixels: B, G, R

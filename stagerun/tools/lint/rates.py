@@ -9,7 +9,7 @@ from stagerun.base.recipe import DecayFrom, Schedule, Solver, Stage
 from stagerun.base.text import apart
 from stagerun.drawing.picture import steps_at_corners
 from stagerun.plan.counting import points_averaged
-from stagerun.plan.joints import JUMP, joints, jumps
+from stagerun.plan.described import JUMP, joints, jumps
 from stagerun.schedule import learning_rate, own_fields, warm_up_end
 from stagerun.schedule.averages import DECAYS
 from stagerun.schedule.image_size import crop_size

@@ -23,7 +23,7 @@ from stagerun.command.options import argument, command, flag, option
 from stagerun.command.progress import Shown, threads_here
 from stagerun.data.index import Index
 from stagerun.data.index import load as load_index
-from stagerun.data.indexing import build_with
+from stagerun.data.indexing import build
 from stagerun.language import load, read, stages
 from stagerun.language.folder import refuse_existing, write_folder
 from stagerun.language.layers import DURATIONS
@@ -145,7 +145,7 @@ def _index(path: str, pixels: bool) -> Index:
     index = load_index(path)
     if index is None or (pixels and not index.facts.deviation_bgr):
         with Shown(f"reading {path}", "records") as shown:
-            index = build_with(path, shown.progress, threads=threads_here(None), pixels=pixels).index
+            index = build(path, shown.progress, threads=threads_here(None), pixels=pixels).index
     if not len(index):
         hint = "`stagerun data import` makes an LMDB of a folder of images"
         raise DataError(f"{path}: there are no images in it", hint)

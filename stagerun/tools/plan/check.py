@@ -9,9 +9,9 @@ from stagerun.base.text import count, listed
 from stagerun.command.ending import show, tell
 from stagerun.command.options import command, flag
 from stagerun.command.shared import Folder, Overrides
+from stagerun.data.weights import find
 from stagerun.language import digest, load, look_at_classes, look_at_folders
-from stagerun.plan.weights_table import network_change
-from stagerun.store.given import find
+from stagerun.plan.transfer import network_change
 from stagerun.tools.lint import lint, problems
 
 
@@ -36,7 +36,9 @@ def check(
     findings = tell_findings(schedule, strict)
     found = [s for s in schedule.stages if s.enabled and s.solver.start is not None and _sought(s.solver.start) is None]
     if found or any(stage.enabled and stage.solver.freeze for stage in schedule.stages):
-        from stagerun.train.given import require_fitting  # torch, which takes a second, only where a network matters
+        from stagerun.train.starting_weights import (
+            require_fitting,  # torch, which takes a second, only where a network matters
+        )
 
         require_fitting(schedule, found)
     show(

@@ -12,6 +12,7 @@ from stagerun.base.errors import UsageError, listing
 from stagerun.base.recipe import Method, Schedule, Stage
 from stagerun.base.snapshots import passed_over
 from stagerun.base.text import count, size
+from stagerun.base.wings import wing
 from stagerun.command.ending import show
 from stagerun.command.options import argument, command, flag, option
 from stagerun.command.shared import (
@@ -41,7 +42,6 @@ from stagerun.tools.lint import lint, problems
 from stagerun.tools.plan import plot
 from stagerun.tools.plan.check import field_in, missing_data, missing_weights, named_sources
 from stagerun.train import results
-from stagerun.train.choices import of_choice, read_chosen
 from stagerun.train.hours import Beside, beside
 from stagerun.train.keeper import Selection
 from stagerun.train.output import plan_of
@@ -197,10 +197,9 @@ def results_remark(plan: Plan, out: Path) -> list[str]:
 
 def choices_remark(plan: Plan, out: Path) -> list[str]:
     """What `method: AUTO` of `compress_param` has chosen, of stages that have started."""
-    found = [read_chosen(out, s.stage) for s in plan.stages if s.state is not State.DISABLED and _auto(s.stage)]
-    return [
-        f"`{one.stage}`: AUTO chose for {count(one.workers, 'worker')}: {of_choice(one.choice)}" for one in found if one
-    ]
+    auto = [s.stage for s in plan.stages if s.state is not State.DISABLED and _auto(s.stage)]
+    found = [wing("wire.choices.read_chosen")(out, stage) for stage in auto]
+    return [f"`{one.stage}`: AUTO chose for {count(one.workers, 'worker')}: {one.words}" for one in found if one]
 
 
 def _auto(stage: Stage) -> bool:
@@ -220,7 +219,7 @@ def place_remark(out: Path, environment: Mapping[str, str] = os.environ) -> list
 def with_weights(more: Beside, plan: Plan) -> Beside:
     """RecipeError with all that is wrong with the weights that stages are given."""
     with signals.held():
-        from stagerun.train.given import tables
+        from stagerun.train.starting_weights import tables
 
     found = tables(plan) or ["weights: each stage goes on with those of the stage before, or starts from the seed"]
     return replace(more, blocks=(*more.blocks, *found), record={**more.record, "weights": found})

@@ -3,9 +3,9 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from stagerun import store
 from stagerun.base.errors import DataError, ExitCode, UsageError, nearest
 from stagerun.base.events import EnsembleTested, Event, Note, Stopped, Tested, TestedBeside
 from stagerun.base.events import StageStarted as Started
-from stagerun.base.recipe import Schedule, Stage
+from stagerun.base.recipe import Ensemble, Schedule, Stage
 from stagerun.base.snapshots import Inventory
 from stagerun.base.text import count, duration
 from stagerun.command.ending import say, tell
@@ -35,31 +35,22 @@ from stagerun.command.shared import (
 from stagerun.language import load
 from stagerun.language.stages import some
 from stagerun.launch import StopRequest
-from stagerun.launch.options import HostOptions, chosen_hosts
+from stagerun.launch.options import HostOptions, chosen_hosts, devices
 from stagerun.launch.start import Job, Orders, joined, start, work
 from stagerun.launch.watch.worker import Monitored
-from stagerun.launch.worker_count import check_short, devices
 from stagerun.plan import make_plan
+from stagerun.plan.choice import choice
+from stagerun.plan.counting import points_averaged
 from stagerun.plan.ensembles import ensembles_left, plan_ensembles
-from stagerun.plan.estimate import (
-    Figures,
-    Room,
-    StageTime,
-    caveats,
-    estimate,
-    needs,
-    render_needs,
-    render_times,
-    speeds_of,
-)
-from stagerun.plan.plan import choice
-from stagerun.plan.rehearsal import part_of
-from stagerun.store.throw_away import claim
+from stagerun.plan.estimate import Figures, speeds_of
+from stagerun.plan.workers import check_short
+from stagerun.store.side_folders import claim
 from stagerun.system import signals
 from stagerun.system.host import whole_memory
 from stagerun.system.imports import with_imports
 from stagerun.system.lmdb_file import data_file
 from stagerun.system.world import World
+from stagerun.tools.rehearse.estimate import Room, StageTime, caveats, estimate, needs, render_needs, render_times
 from stagerun.train.results import write_figures
 
 if TYPE_CHECKING:
@@ -375,3 +366,21 @@ def _gpu_memory() -> int | None:
     import torch
 
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+
+
+def part_of(schedule: Schedule, names: Collection[str]) -> Schedule:
+    """The stages with these names, those that they start from and are taught by, and the ensembles that these start from; of the others
+    those that one of the names is a member of, if all members are there."""
+    needed: set[str] = set()
+    for stage in reversed(schedule.stages):  # children before what they need
+        if stage.name in names or stage.name in needed:
+            averaged = [name for name, _ in points_averaged(schedule, stage)]
+            needed |= {name for name in (stage.name, stage.parent, stage.solver.teacher, *averaged) if name is not None}
+    stages = tuple(stage for stage in schedule.stages if stage.name in needed)
+    averages = {stage.average for stage in stages}
+
+    def wanted(ensemble: Ensemble) -> bool:
+        of = {name for name, _ in ensemble.points}
+        return ensemble.name in averages or (needed >= of and not of.isdisjoint(names))
+
+    return replace(schedule, stages=stages, ensembles=tuple(filter(wanted, schedule.ensembles)))

@@ -5,20 +5,22 @@ import platform
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import psutil
 
 from stagerun.base.errors import PermissionDenied, StorageError
 from stagerun.base.recipe import Schedule
 from stagerun.base.text import size
 from stagerun.data.scratch.layout import PARTIAL, free_bytes, held_now, home_of, idle_now, look, missing, survey, taken
 from stagerun.language import load
-from stagerun.launch.compare import Finding, Reads, Trouble, names, odd_ones, other_schedules, tried, what_is_read
 from stagerun.system import machine
 from stagerun.system.files import LOCAL, mounted, writing
-from stagerun.system.host import lines, meminfo
+from stagerun.system.host import lines
 from stagerun.system.image_folder import is_class_folder, small
 from stagerun.system.imports import import_of, is_there
+from stagerun.train.compare import Finding, Reads, names, odd_ones, other_schedules, tried, what_is_read
 
 _BITS = "on unlike hosts another number of workers, or another order of hosts, may give other bits"
 _HINTS = dict.fromkeys(("torch", "processor", "instruction set", "processor flags"), _BITS) | {
@@ -36,13 +38,13 @@ class Facts:
     reads: Reads | None = None
     output: str = ""
     scratch_free: int | None = None
-    troubles: tuple[Trouble, ...] = ()
+    troubles: tuple[Finding, ...] = ()
 
 
 def host_facts(folder: str, overrides: Sequence[str] = (), out: str | None = None, *, writes: bool = False) -> Facts:
     """The facts of this host for the schedule in `folder`, with the changes of `--set`. No torch; nothing is left on any disk. What is
     wrong is in `troubles`; nothing is raised. `out`: `--out`. `writes`: rank 0 will be here, who writes to the output folder."""
-    troubles: list[Trouble] = []
+    troubles: list[Finding] = []
     schedule = tried(troubles, lambda: load(folder, overrides))
     if schedule is None:
         return Facts(machine=_machine(), troubles=tuple(troubles))
@@ -70,7 +72,7 @@ def _machine() -> dict[str, str]:
         "instruction set": instruction_set,
         "processor flags": " ".join(flags) or "none",
         "cores": str(len(os.sched_getaffinity(0))),
-        "memory": f"{(meminfo(Path('/proc/meminfo'), 'MemTotal') or 0) / 1e9:.0f} GB",
+        "memory": f"{psutil.virtual_memory().total / 1e9:.0f} GB",
         "GPUs": ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) or "none",
         "GPU driver": driver or "none",
     }
@@ -86,7 +88,7 @@ def _shown(path: Path) -> str:
         free = free_bytes(near)
     except OSError as error:
         raise StorageError(f"{path}: can't be looked at: {error.strerror}", "check the disk or the server") from None
-    kind = mounted(near)[0] or "unknown"
+    kind = mounted(near) or "unknown"
     return f"{path} on {kind}, {'its own' if kind in LOCAL else 'which other hosts may see, too'}, {size(free)} free"
 
 
@@ -151,18 +153,17 @@ def scratch_room(schedule: Schedule) -> tuple[int, int, int]:
 
 def troubles(facts: Mapping[str, Facts]) -> list[Finding]:
     """What is wrong with a host by itself; hosts with the same trouble are one finding."""
-    found: dict[tuple[str, str, int], list[str]] = {}
+    found: dict[Finding, list[str]] = {}
     for host, one in facts.items():
         for trouble in one.troubles:
-            found.setdefault((trouble.text, trouble.hint, trouble.code), []).append(host)
+            found.setdefault(trouble, []).append(host)
+
+    def called(hosts: Sequence[str]) -> str:
+        return f"all {len(hosts)} hosts" if 1 < len(hosts) == len(facts) else names(hosts)
+
     return [
-        Finding(
-            hosts=tuple(hosts),
-            text=f"{f'all {len(hosts)} hosts' if 1 < len(hosts) == len(facts) else names(hosts)}: {text}",
-            hint=hint,
-            code=code,
-        )
-        for (text, hint, code), hosts in found.items()
+        replace(trouble, hosts=tuple(hosts), text=f"{called(hosts)}: {trouble.text}")
+        for trouble, hosts in found.items()
     ]
 
 

@@ -13,11 +13,12 @@ from stagerun.command.ending import say, tell
 from stagerun.command.shared import output_folder
 from stagerun.language import load
 from stagerun.launch import StopRequest
+from stagerun.launch.options import devices
 from stagerun.launch.start import Job, joined, start, work
 from stagerun.launch.watch.worker import Monitored
-from stagerun.launch.worker_count import check_workers, devices
 from stagerun.plan import Plan, PlannedStage, State, make_plan
 from stagerun.plan.planned import label
+from stagerun.plan.workers import check_workers
 from stagerun.schedule import make_knobs
 from stagerun.system import signals
 from stagerun.system.imports import with_imports
@@ -120,8 +121,8 @@ def _out(options: "RehearseOptions", schedule: Schedule) -> Path:
 def _find(options: "RehearseOptions", world: World, stop: StopRequest) -> int:
     from stagerun.tools.rehearse.sweep_run import sweep
     from stagerun.train.agreement import everyone
+    from stagerun.train.context import Context
     from stagerun.train.join import join, load_everywhere
-    from stagerun.train.worker import Context
 
     device, comm = join(world, options.threads, stop)
     schedule = load_everywhere(options.folder, options.overrides, comm)

@@ -13,14 +13,14 @@ from stagerun.command.ending import say, tell
 from stagerun.command.shared import limits
 from stagerun.language import load
 from stagerun.launch import StopRequest
-from stagerun.launch.compare import Finding, worst
 from stagerun.launch.hosts import on_hosts
 from stagerun.launch.options import HostOptions
 from stagerun.launch.start import Orders, work
 from stagerun.launch.watch.worker import Monitored
-from stagerun.launch.worker_count import check_workers
+from stagerun.plan.workers import check_workers
 from stagerun.system.world import World
 from stagerun.tools.rehearse.facts import Facts, differences, host_facts, troubles
+from stagerun.train.compare import Finding, worst
 
 if TYPE_CHECKING:
     from stagerun.tools.rehearse.command import RehearseOptions

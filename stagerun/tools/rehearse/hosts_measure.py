@@ -30,7 +30,7 @@ from stagerun.system.world import World
 from stagerun.tools.rehearse.facts import Facts
 from stagerun.tools.rehearse.hosts import HostSpeed, Measured
 from stagerun.train.agreement import anyone, require_same_code
-from stagerun.train.stage_start import arithmetic_of
+from stagerun.train.stage_loop import arithmetic_of
 
 _UNTIMED, _STEPS = 2, 5
 _MOST_SUM_S = 10.0  # a step whose sum of gradients would take longer is not tried
@@ -154,7 +154,9 @@ def _step_seconds(
         np.zeros((count, 4), np.int32) if transform.cutout_size else None,
     )
     how = replace(
-        arithmetic_of(stage.model, replace(solver, transform=transform), device, teacher=schedule.teacher_model(stage)),
+        arithmetic_of(
+            replace(stage, solver=replace(solver, transform=transform)), device, teacher=schedule.teacher_model(stage)
+        ),
         logical_workers=workers,
         forward_seed=lambda position: 1,
         mixing=Mixing(1, solver.mixup_alpha, solver.cutmix_alpha),

@@ -2,9 +2,13 @@
 
 import json
 import math
+import os
 import resource
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -23,17 +27,17 @@ from stagerun.base.events import (
 )
 from stagerun.base.recipe import Schedule
 from stagerun.comm import Comm, gather_json
-from stagerun.plan.estimate import Cost, Figures, mean, passes_of
+from stagerun.data.synthetic import make_images, with_synthetic
+from stagerun.plan.estimate import Cost, Figures, passes_of
 from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images
 from stagerun.store import LocalDisk, inventory
 from stagerun.store.layout import averages_folder
 from stagerun.system.host import host_name
 from stagerun.system.world import World
-from stagerun.train.agreement import rank0
-from stagerun.train.images import made_up_images
+from stagerun.train.agreement import everyone, rank0
+from stagerun.train.context import Context
 from stagerun.train.keeper import Keeper
-from stagerun.train.walk import run
-from stagerun.train.worker import Context
+from stagerun.train.run import run
 
 # Where the number of iterations isn't given: at least this many, and as many as take this long for each stage. Short
 # iterations vary much, and the first few are fed by batches made ahead.
@@ -99,6 +103,23 @@ class Observer:
             self.cold = False
         else:
             stage.warm.append(event)
+
+
+@contextmanager
+def made_up_images(schedule: Schedule, synthetic: bool, comm: Comm, world: World) -> Iterator[Schedule]:
+    """The schedule with synthetic images, made in a temporary folder of each node and removed at the end; or as it is."""
+    if not synthetic:
+        yield schedule
+        return
+    # The same name on every node, which no other rehearsal has.
+    name = rank0(comm, lambda: f"stagerun-rehearsal-{os.getuid()}-{os.urandom(8).hex()}")
+    folder = Path(tempfile.gettempdir()) / name
+    try:
+        everyone(comm, lambda: make_images(schedule, folder) if world.local_rank == 0 else None)
+        yield with_synthetic(schedule, folder)
+    finally:
+        if world.local_rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)  # processes that have it open keep what they opened
 
 
 def rehearse(
@@ -246,3 +267,7 @@ def costs(schedule: Schedule, asked: Rehearsal, observer: Observer, workers: int
             test_seconds=mean([one_test(t) for m in measured for t in m.tests]),
             start_seconds=mean([s for m in measured for s in m.starts]),
         )
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

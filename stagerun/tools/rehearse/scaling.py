@@ -19,18 +19,20 @@ from stagerun.base.recipe import Method, Schedule
 from stagerun.base.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT, Spans, overlap, seconds_of
 from stagerun.base.text import columns, count
 from stagerun.comm import Comm, gather_json
-from stagerun.engine.compression import reducer_of, residual_of
 from stagerun.engine.state import TrainState, make_state
 from stagerun.engine.timed import timed_train
 from stagerun.models import build
 from stagerun.plan import PlannedStage, State
-from stagerun.plan.rehearsal import for_speed, synthetic_images
+from stagerun.plan.rehearsal import synthetic_images
+from stagerun.schedule.image_size import at_largest
 from stagerun.system.host import host_name
 from stagerun.system.world import World
-from stagerun.train.images import Images, made_up_images
+from stagerun.tools.rehearse.measure import made_up_images
+from stagerun.train.context import Context, StageRun
+from stagerun.train.exchange import exchange_of, requests
+from stagerun.train.images import Images
 from stagerun.train.resident import training_batches
-from stagerun.train.stage import make_loop, requests
-from stagerun.train.worker import Context, StageRun
+from stagerun.train.stage_loop import make_loop
 
 ROUNDS = 3
 # Iterations of a turn that don't count: they are fed by batches made ahead, with the caches full of another turn's data.
@@ -146,15 +148,15 @@ class _Trial:
         if self.comm is None:
             return
         self.state = state
-        planned = PlannedStage(stage=schedule.stages[0], state=State.FRESH, iter=0, position=0)
+        stage = schedule.stages[0]
+        solver = replace(stage.solver, sync=None)  # all workers update together
+        if solver.compress is not None and solver.compress.method is Method.AUTO:
+            solver = replace(solver, compress=None)  # AUTO chooses in a real run only
+        planned = PlannedStage(stage=replace(stage, solver=solver), state=State.FRESH, iter=0, position=0)
         context = Context(schedule, "", self.comm, World(), device, None, stop)
         context.images = images
         self.run = StageRun(context, planned)
-        solver = schedule.stages[0].solver
-        if solver.compress is not None and solver.compress.method is Method.AUTO:
-            solver = replace(solver, compress=None)  # AUTO chooses in a real run only
-        state.residual = residual_of(schedule.determinism, state, solver, self.comm)
-        self.reducer = reducer_of(schedule.determinism, state, solver, self.comm)
+        self.reducer = exchange_of(state, solver, schedule.determinism, self.comm).make_reducer()
 
     def turn(self, first: int, iterations: int) -> dict[str, object] | None:
         """This rank's Share of a turn from iteration `first` on, as JSON holds it; empty on a rank that waits, None if asked to stop."""
@@ -167,9 +169,7 @@ class _Trial:
         done, start = 0, 0.0
         self.comm.barrier()
         with training_batches(self.run, None, asked) as fed:
-            events = timed_train(
-                loop, self.state, fed, self.reducer, self.run.worker.stop, lambda: None, spans, self.run.worker.device
-            )
+            events = timed_train(loop, self.state, fed, self.reducer, self.run.worker.stop, lambda: None, spans)
             for event in events:
                 if isinstance(event, Stopped):
                     return None
@@ -263,3 +263,27 @@ def notes(
     if synthetic:
         said.append(f"synthetic images ({synthetic}), in memory: real ones make another wait for data")
     return said
+
+
+def for_speed(schedule: Schedule, name: str, iters: int) -> Schedule:
+    """The schedule with one stage alone, from the seed, of so many whole iterations, and nothing but training in it: whatever its weights
+    are, they stay finite, since they hardly move."""
+    stage = schedule.stage(name)
+    still = replace(
+        stage.solver,
+        base_lr=1e-9,
+        lr_policy="fixed",
+        warmup_iter=0,
+        warmup_start_lr=0.0,
+        policy_start_iter=0,
+        max_iter=iters,
+        transform=at_largest(stage.solver.transform),
+        display=0,
+        snapshot=0,
+        test_interval=0,
+        solverstate=None,
+    )
+    alone = replace(
+        schedule, stages=(replace(stage, solver=still, parent=None, parent_iter=None, average=None),), ensembles=()
+    )
+    return alone.with_data(lambda data: replace(data, scratch=None, val=()))

@@ -8,18 +8,18 @@ from stagerun import store
 from stagerun.base.events import Iterated, NotFinite, Stopped
 from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import OnNan, Schedule
-from stagerun.engine.compression import reducer_of
 from stagerun.engine.loop import train
 from stagerun.plan import PlannedStage, State
 from stagerun.schedule import make_knobs
 from stagerun.tools.rehearse.sweep import Point, Smoothing
 from stagerun.train.agreement import rank0
+from stagerun.train.context import Context, StageRun
+from stagerun.train.exchange import exchange_of, requests
 from stagerun.train.output import DISK
 from stagerun.train.resident import training_batches
-from stagerun.train.stage import make_loop, requests
-from stagerun.train.stage_start import restored, take_up_residual
-from stagerun.train.stored import most_for
-from stagerun.train.worker import Context, StageRun
+from stagerun.train.restore import restored
+from stagerun.train.snapshot_sizes import most_for
+from stagerun.train.stage_loop import make_loop
 
 
 def sweep(
@@ -76,12 +76,11 @@ def _sweep(
     """Why it ended early. All ranks have the same losses, and so end at the same iteration."""
     worker, solver = run.worker, run.stage.solver
     state = restored(run)
-    take_up_residual(run, state, solver)
-    reducer = reducer_of(worker.schedule.determinism, state, solver, worker.comm)
+    exchange = exchange_of(state, solver, worker.schedule.determinism, worker.comm)
     loop = replace(make_loop(run), knobs=knobs, plateau=None, on_nan=OnNan.STOP, max_nan=0)
     asked_for = requests(loop, 0, solver.device_batch_size)
     with training_batches(run, None, asked_for) as fed:
-        for event in train(loop, state, fed, reducer, worker.stop):
+        for event in train(loop, state, fed, exchange.make_reducer(), worker.stop):
             if isinstance(event, Stopped):
                 return "it was interrupted"
             if isinstance(event, NotFinite):

@@ -11,11 +11,13 @@ from stagerun.base.errors import UsageError
 from stagerun.base.events import EnsembleTested
 from stagerun.base.snapshots import Inventory, SnapshotRef, passed_over
 from stagerun.language.build import completed
+from stagerun.logs.log_file import LOG
 from stagerun.plan.counting import under
 from stagerun.plan.ensembles import made_of
 from stagerun.tools.report.history import History, Run, StageHistory
 from stagerun.tools.report.replay import Reader, is_schedule
-from stagerun.train.output import LOG, Target, ensemble_on_disk
+from stagerun.train.evaluated import ensemble_on_disk
+from stagerun.train.output import Target
 from stagerun.train.results import read_ensemble, read_result, top1_of
 from stagerun.train.status import Status, look
 

@@ -23,13 +23,11 @@ from stagerun.base.errors import PermissionDenied, StorageError, UsageError
 from stagerun.base.pace import staleness_of
 from stagerun.base.recipe import OnNan
 from stagerun.base.text import MOST_LISTED, listed
+from stagerun.logs.lines import failed_line
+from stagerun.logs.log_file import LOG, Place, read_on
 from stagerun.store.layout import parse_name, snapshot_name
 from stagerun.system.files import open_shared
 from stagerun.tools.report.history import History, Incident, Life, Span, StageHistory, Trained, epoch_number
-from stagerun.train.choices import in_words
-from stagerun.train.log_file import Place, read_on
-from stagerun.train.logs.results import failed_line
-from stagerun.train.output import LOG
 
 POINTS = 900  # of all curves of a run
 MOST_INCIDENTS = 1000  # the newest: a broken run may warn at every iteration
@@ -319,7 +317,7 @@ class _Replay:
             case events.Synchronised():
                 self._stage(event.stage).met.add(event.iter)
             case events.CompressionChosen():
-                self._stage(event.stage).chosen = in_words((method, tensors) for method, tensors, *_ in event.methods)
+                self._stage(event.stage).chosen = event.words
             case events.NotFinite():
                 self._not_finite(event)
             case events.Tested():

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 import click
+import psutil
 
 from stagerun import store
 from stagerun.base.errors import (
@@ -26,17 +27,17 @@ from stagerun.base.text import duration
 from stagerun.command.ending import tell
 from stagerun.command.options import argument, command, filled, option
 from stagerun.command.shared import output_folder
+from stagerun.data.weights import looked_at
 from stagerun.language import load
-from stagerun.store.given import looked_at
 from stagerun.store.lives import Seen
 from stagerun.system import signals
-from stagerun.system.process import Process, all_living, die_with_parent, living, words
+from stagerun.system.process import die_with_parent, lives, living
 from stagerun.train import results
 from stagerun.train.command import run
-from stagerun.train.first_look import look
 from stagerun.train.options import RunOptions
 from stagerun.train.output import DISK
 from stagerun.train.results import LIMIT, require_progress, standing
+from stagerun.train.whole_plan import whole_plan
 
 # Launchers, by the beginnings of their names, that hand SIGUSR1 on to all ranks and wait; SIGTERM ends some of them within a second.
 _TAKES_USR1 = ("mpirun", "mpiexec", "orterun", "prterun", "srun")
@@ -198,7 +199,7 @@ def _before(task: RunOptions) -> str | None:
     own exit code from here, which the launcher's may hide."""
     schedule, out = _place(task)
     schedule = looked_at(schedule, out)
-    plan, found = look(schedule, out, task)
+    plan, found = whole_plan(schedule, out, task)
     if results.nothing_to_do(plan, out):
         return None
     now = standing(DISK, out, schedule, found)
@@ -280,7 +281,7 @@ class Commanded:
         self.asked: signal.Signals | None = None
         self._interrupts = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._asked_to_end: set[Process] = set()
+        self._asked_to_end: set[psutil.Process] = set()
         for number in signals.stop_signals():
             signal.signal(number, self._handle)
 
@@ -298,7 +299,7 @@ class Commanded:
             self._pass_on()
         while (code := self._process.poll()) is None:
             time.sleep(_LOOK_S)
-            if self._asked_to_end and all(living(kin.pid) is None for kin in self._asked_to_end):
+            if self._asked_to_end and not any(map(lives, self._asked_to_end)):
                 _ask_to_end(self._process.pid, self._asked_to_end)  # the script may go on to its next command
         self._process = None
         return code
@@ -344,7 +345,7 @@ def _begin() -> None:
     die_with_parent(signal.SIGTERM)
 
 
-def _ask_to_end(pid: int, asked: set[Process]) -> bool:
+def _ask_to_end(pid: int, asked: set[psutil.Process]) -> bool:
     """Asks what the process has become to save and end, each launcher or run once. Returns whether there is one."""
     found = to_be_told(pid)
     if found is not None and found[0] not in asked:
@@ -354,14 +355,16 @@ def _ask_to_end(pid: int, asked: set[Process]) -> bool:
     return found is not None
 
 
-def to_be_told(pid: int) -> tuple[Process, signal.Signals] | None:
+def to_be_told(pid: int) -> tuple[psutil.Process, signal.Signals] | None:
     """What to send a signal to, `pid` or the nearest one below it, so that all ranks save, and by which signal: an MPI's launcher or srun, or
     else whatever has `stagerun run` among its words, as torchrun has. None if there is neither: a script that comes to it later.
     """
     found = [kin for kin in _family(pid) if not _is_shell(kin.pid)]
-    if launchers := [kin for kin in found if kin.name.startswith(_TAKES_USR1)]:
-        return launchers[0], signal.SIGUSR1
-    return next(((kin, signal.SIGTERM) for kin in found if words_of_run(words(kin.pid)) is not None), None)
+    with suppress(psutil.Error):  # it is over
+        if launchers := [kin for kin in found if kin.name().startswith(_TAKES_USR1)]:
+            return launchers[0], signal.SIGUSR1
+        return next(((kin, signal.SIGTERM) for kin in found if words_of_run(kin.cmdline()) is not None), None)
+    return None
 
 
 def words_of_run(command: Sequence[str]) -> list[str] | None:
@@ -372,15 +375,12 @@ def words_of_run(command: Sequence[str]) -> list[str] | None:
     return None
 
 
-def _family(pid: int) -> list[Process]:
+def _family(pid: int) -> list[psutil.Process]:
     """The process and those below it, the nearest first, the oldest of several first."""
-    below: dict[int, list[Process]] = {}
-    for process in all_living():
-        below.setdefault(process.parent, []).append(process)
-    first = living(pid)
-    found = [first] if first is not None else []
+    found = [first] if (first := living(pid)) is not None else []
     for process in found:  # which grows meanwhile
-        found += sorted(below.get(process.pid, ()), key=lambda child: child.start)
+        with suppress(psutil.Error):
+            found += sorted(filter(lives, process.children()), key=psutil.Process.create_time)
     return found
 
 

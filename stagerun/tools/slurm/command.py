@@ -30,19 +30,19 @@ from stagerun.base.text import columns, count, duration
 from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, arguments, command, filled, flag, given, option, require_least
 from stagerun.command.shared import Duration, Folder, Overrides, limits, output_folder
+from stagerun.data.weights import looked_at
 from stagerun.language import load
 from stagerun.launch.options import HostOptions
-from stagerun.launch.worker_count import check_workers
+from stagerun.logs.table import require_packages
 from stagerun.plan import Plan, make_plan, require_fresh
 from stagerun.plan.planned import iterations_text
+from stagerun.plan.workers import check_workers
 from stagerun.store.disk import make_folder
 from stagerun.store.errors import reporting
-from stagerun.store.given import looked_at
 from stagerun.system import signals
 from stagerun.system.process import program
 from stagerun.train import results
 from stagerun.train.command import run
-from stagerun.train.logs.table import require_packages
 from stagerun.train.options import RunOptions
 from stagerun.train.results import require_progress, standing
 

@@ -13,8 +13,8 @@ from stagerun.base.text import columns, count, duration, listed, percent, size
 from stagerun.command.ending import show, tell
 from stagerun.command.options import command, flag
 from stagerun.command.shared import Folder, Json, Out, Overrides
+from stagerun.logs.lines import ensembles_table, left_out
 from stagerun.tools.status.snapshots import SNAPSHOTS, Wishes, show_snapshots
-from stagerun.train.logs.results import ensembles_table, left_out
 from stagerun.train.output import elsewhere, find_target
 from stagerun.train.results import LIMIT
 from stagerun.train.status import Progress, Status, look

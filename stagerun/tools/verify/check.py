@@ -17,18 +17,19 @@ from stagerun.engine.codec import combined, decode, mixed
 from stagerun.engine.codec import digest as digest_on_host
 from stagerun.engine.device import differences
 from stagerun.engine.state import counters
+from stagerun.logs.log_file import LOG
 from stagerun.plan import changed_fields
 from stagerun.plan.counting import lineage, names_of
 from stagerun.schedule.early_stop import NOTHING_YET
 from stagerun.schedule.plateau import FRESH
-from stagerun.store.logged import event_of
-from stagerun.store.second_names import borrow
+from stagerun.store.events import event_of
+from stagerun.store.side_folders import borrow
 from stagerun.system import signals
 from stagerun.tools.verify.child import Child
 from stagerun.tools.verify.command import ChildFailed, VerifyOptions
 from stagerun.tools.verify.proofs import Course, Saved, Stretch, broken_chains, courses_of, missing, stretches
 from stagerun.tools.verify.stored import stored_schedule
-from stagerun.train.output import DISK, LOG, find_target, plan_of
+from stagerun.train.output import DISK, find_target, plan_of
 from stagerun.train.progress import AVERAGE, MOMENTUM, MOST_STATE, STATE, WEIGHTS, progress_of
 
 _KINDS = (Proof, StageStarted, RunStarted, NotFinite, Renamed)

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from stagerun.launch.folder import LAUNCHER_PID
 from stagerun.launch.local import sweep
-from stagerun.system.process import Process, all_living, living, program, words
+from stagerun.system.process import lives, living, program
 
 MARK = "STAGERUN_LIFE"  # in the environment of all its processes
 POLL_S = 0.005
@@ -56,17 +58,17 @@ class Child:
             time.sleep(POLL_S)
         sweep()
 
-    def processes(self) -> list[Process]:
+    def processes(self) -> list[psutil.Process]:
         """Return its living processes."""
-        return [process for process in all_living() if f"{MARK}={self.mark}" in words(process.pid, "environ")]
+        return [process for process in psutil.process_iter() if _said(process, MARK) == self.mark and lives(process)]
 
     def strike(self, rng: random.Random) -> str:
         """Stop the command, or kill one of its processes that train or launch, or all. Return in words what was hit, '' if nothing lived."""
         own, names = self.process.pid, {self.process.pid: "the launcher"}
         for process in self.processes():
-            ranks = [word.removeprefix("RANK=") for word in words(process.pid, "environ") if word.startswith("RANK=")]
-            if process.parent == own and ranks:
-                names[process.pid] = f"rank {ranks[0]}"
+            with suppress(psutil.Error):
+                if process.ppid() == own and (rank := _said(process, "RANK")):
+                    names[process.pid] = f"rank {rank}"
         number, name, targets = signal.SIGKILL, "all processes", [process.pid for process in self.processes()]
         draw = rng.randrange(5)
         if draw == 0:
@@ -87,3 +89,10 @@ class Child:
         while (left := len(self.processes())) and time.monotonic() < deadline:
             time.sleep(POLL_S)
         return left
+
+
+def _said(process: psutil.Process, name: str) -> str | None:
+    """Return a variable of the environment that a process was started with; None, too, if it is gone or another user's."""
+    with suppress(psutil.Error):
+        return process.environ().get(name)
+    return None

@@ -8,7 +8,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from stagerun import store
@@ -22,23 +22,22 @@ from stagerun.base.events import (
     StageStarted,
     Tested,
 )
-from stagerun.base.recipe import Determinism, Schedule
+from stagerun.base.recipe import Determinism, Schedule, Stage
 from stagerun.base.text import columns, count
 from stagerun.command.ending import say
 from stagerun.language import load
-from stagerun.launch.worker_count import check_short, devices
+from stagerun.launch.options import devices
+from stagerun.logs.log_file import LOG, Tail
 from stagerun.plan import make_plan
-from stagerun.plan.rehearsal import enough_logical_workers, interruptible, synthetic_images, with_sources
+from stagerun.plan.rehearsal import rehearsal
+from stagerun.plan.workers import check_short
 from stagerun.store.layout import choices_folder
 from stagerun.system import signals
 from stagerun.system.world import default_threads, launched, started_by
 from stagerun.tools.verify.child import POLL_S, Child
 from stagerun.tools.verify.command import ChildFailed, VerifyOptions
 from stagerun.train import results
-from stagerun.train.log_file import Tail
-from stagerun.train.output import LOG
 
-SYNTHETIC_IMAGES = 512
 MOST_VAIN = 6  # runs in which no life was hit and resumed from a snapshot
 
 Numbers = tuple[object, ...]
@@ -50,7 +49,9 @@ def verify(options: VerifyOptions) -> int:
     _check(options, schedule, nproc)
     with tempfile.TemporaryDirectory(prefix="stagerun-verify-") as name:
         if options.synthetic:
-            _make_images(schedule, Path(name))
+            from stagerun.data.synthetic import make_images
+
+            make_images(schedule, Path(name))
         verdict = _Trial(options, schedule, Path(name), nproc).verdict()
     say(json.dumps(asdict(verdict), indent=2) if options.as_json else render(verdict, options))
     return ExitCode.BUG if verdict.verdict == "DIFFERENT" and verdict.promised else ExitCode.DONE
@@ -83,22 +84,14 @@ def _check(options: VerifyOptions, schedule: Schedule, nproc: int) -> None:
         preflight(schedule)
 
 
-def _make_images(schedule: Schedule, folder: Path) -> None:
-    from stagerun.data.synthetic import write_synthetic
-
-    shape, classes = synthetic_images(schedule), min(stage.model.num_classes for stage in schedule.stages)
-    for kind in ("train", "val"):
-        where = str(folder / kind)
-        write_synthetic(where, SYNTHETIC_IMAGES, shape.height, shape.width, shape.channels, classes, shape.encoded)
-
-
 def shortened(options: VerifyOptions, schedule: Schedule, batches: int, folder: Path) -> Schedule:
     """Return the schedule as it is run. With --synthetic its images are in `folder`."""
     short = interruptible(schedule, options.iters, batches, options.device_batch)
     if not options.synthetic:
         return short
-    train, val = ((str(folder / kind), SYNTHETIC_IMAGES) for kind in ("train", "val"))
-    return with_sources(short, train, val)
+    from stagerun.data.synthetic import with_synthetic
+
+    return with_synthetic(short, folder)
 
 
 # -- what is compared
@@ -306,3 +299,20 @@ def render(found: Verdict, options: VerifyOptions) -> str:
         where = ", ".join(f"{name} {text}" for name, text in found.environment.items() if name != "processor flags")
         lines += [f"{found.verdict}: interrupted equals uninterrupted {took}.{on_gpu}", f"It holds for {where}."]
     return "\n".join(lines)
+
+
+def interruptible(schedule: Schedule, iters: int, logical_workers: int, device_batch: int | None) -> Schedule:
+    """The rehearsal with as many device batches per iteration as asked for, and snapshots inside the stages: wherever a run of it is
+    interrupted, the next most often continues inside a stage."""
+    short = rehearsal(schedule, iters, logical_workers, device_batch)
+
+    def saved(stage: Stage) -> Stage:
+        return replace(stage, solver=replace(stage.solver, snapshot=max(1, stage.solver.max_iter // 3)))
+
+    return replace(short, stages=tuple(saved(stage) for stage in short.stages))
+
+
+def enough_logical_workers(schedule: Schedule, workers: int) -> int:
+    """Device batches per iteration for up to `workers`: one more than these, so that one of them adds up several, or as many as the
+    stage with the fewest has."""
+    return min([workers + 1, *(stage.solver.most_workers for stage in schedule.stages if stage.enabled)])

@@ -9,15 +9,15 @@ from pathlib import Path
 from stagerun import store
 from stagerun.base.errors import StagerunError, UsageError, listing
 from stagerun.base.recipe import Schedule
+from stagerun.data.weights import looked_at
 from stagerun.language import load
 from stagerun.language.consent import asked, trusted
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.stored import read_foreign
+from stagerun.logs.log_file import LOG, read_last_life
 from stagerun.plan.counting import under
-from stagerun.store.given import looked_at
 from stagerun.store.layout import snapshots_folder
-from stagerun.train.log_file import names, read_last_life
-from stagerun.train.output import DISK, LOG, newest_recipe, newest_snapshot, recipe_text
+from stagerun.train.output import DISK, newest_recipe, newest_snapshot, recipe_text
 from stagerun.train.progress import RECIPE
 
 
@@ -31,8 +31,7 @@ def read(folder: str, overrides: Sequence[str], trust_code: bool) -> Schedule:
 def stored_schedule(out: Path, trust_code: bool) -> Schedule:
     """Return the schedule in the newest snapshot, each stage as its own newest snapshot has it. UsageError if no snapshot can be read, and
     where it names Python and that is not trusted."""
-    life = read_last_life(out / LOG)
-    inventory = under(store.inventory(DISK, out, looking=True), names(life) if life is not None else {})
+    inventory = under(store.inventory(DISK, out, looking=True), read_last_life(out / LOG).names)
     schedule, newest = newest_recipe(out, inventory), newest_snapshot(inventory)
     if schedule is None or newest is None:
         raise UsageError(
@@ -55,7 +54,7 @@ def stored_schedule(out: Path, trust_code: bool) -> Schedule:
                 stage = replace(trained, name=stage.name, enabled=stage.enabled, group=stage.group)
         stages.append(replace(stage, identity=dict(ref.identity)))
     if code := list(dict.fromkeys(name for stage in stages for name in asked(stage))):
-        from stagerun.train.stored import sources_in  # and with it torch
+        from stagerun.train.lone_snapshot import sources_in  # and with it torch
 
         if not trust_code:
             raise UsageError(

@@ -12,12 +12,13 @@ from stagerun.base.errors import Problem, StagerunError, UsageError
 from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import Inventory
 from stagerun.command.shared import output_folder
+from stagerun.data.weights import looked_at
 from stagerun.drawing.picture import Picture, Unit, make_picture
 from stagerun.drawing.scale import make_scale
 from stagerun.language import load
 from stagerun.language.resolve import SCHEDULE_FILE, stage_files
+from stagerun.logs.log_file import LOG
 from stagerun.plan import make_plan
-from stagerun.store.given import looked_at
 from stagerun.store.layout import results_folder, snapshots_folder
 from stagerun.tools.lint import lint, problems
 from stagerun.tools.plan.command import choices_remark, disk_remark, remarks, results_remark
@@ -27,7 +28,7 @@ from stagerun.tools.view.before import Before
 from stagerun.tools.view.chart import file
 from stagerun.tools.view.during import Seen
 from stagerun.train.hours import beside
-from stagerun.train.output import DISK, LOG, Target, newest_recipe, plan_of
+from stagerun.train.output import DISK, Target, newest_recipe, plan_of
 from stagerun.train.status import Status, look
 
 MOST = 1200  # points of all runs' curves together

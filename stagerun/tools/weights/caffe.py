@@ -16,8 +16,8 @@ from stagerun.language.caffe_names import NAMED, Written, in_history, layers_of
 from stagerun.language.check_weights import CAFFES_TYPES
 from stagerun.language.proto import caffe_pb2
 from stagerun.train.caffe_state import history_slots
+from stagerun.train.lone_snapshot import Stored
 from stagerun.train.progress import MOMENTUM
-from stagerun.train.stored import Stored
 
 
 def caffemodel(model: Model, weights: Mapping[str, Tensor], double: bool, goes_on: bool = False) -> bytes:

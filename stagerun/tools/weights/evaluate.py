@@ -23,7 +23,7 @@ from stagerun.tools.weights.selection import SETS, Chosen, choose, ensemble_of
 
 if TYPE_CHECKING:
     from stagerun.engine.images import Batch
-    from stagerun.train.stored import Stored
+    from stagerun.train.lone_snapshot import Stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +140,8 @@ def _evaluate(
     folder: Path, chosen: Chosen, options: EvalOptions, device: Any
 ) -> list[tuple[dict[str, Any], list[str]]]:
     """An object for JSON, and the lines for people, of each validation set; of --data alone where it is given."""
-    from stagerun.train.evaluating import use_schedule
-    from stagerun.train.stored import Trust, open_snapshot
+    from stagerun.train.evaluate_snapshot import use_schedule
+    from stagerun.train.lone_snapshot import Trust, open_snapshot
 
     named = chosen.stages.get(folder.name, "")
     stored = open_snapshot(folder, Trust(options.trust_code, chosen.schedule, named))
@@ -187,7 +187,7 @@ def _on_set(
 
     from stagerun.engine import evaluate as evaluation
     from stagerun.tools.weights import confusion
-    from stagerun.train.evaluating import Wanted, score
+    from stagerun.train.evaluate_snapshot import Wanted, score
 
     started = time.monotonic()
     views = evaluation.Views(options.views)
@@ -265,7 +265,7 @@ def _shown(batches: "Iterable[Batch]", count: int, name: str) -> "Iterable[Batch
     """The batches, and on a terminal a bar while they are computed."""
     from rich.progress import Progress
 
-    from stagerun.command.terminal import Terminal
+    from stagerun.command.progress import Terminal
 
     console = Terminal(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:

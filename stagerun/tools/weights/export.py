@@ -80,7 +80,7 @@ def export_for_caffe(folder: Path, options: ExportOptions) -> None:
         _require_free(path, options.force)
 
     from stagerun.tools.weights import exporting
-    from stagerun.train.stored import Trust, open_snapshot
+    from stagerun.train.lone_snapshot import Trust, open_snapshot
 
     stored = open_snapshot(folder, Trust(options.trust_code))
     files, lines = exporting.for_caffe(stored, paths, options.ema, options.rgb, options.double)
@@ -115,9 +115,9 @@ def export_snapshot(folder: Path, options: ExportOptions) -> None:
     )
     _require_free(path, options.force)
 
-    from stagerun.engine.export import Format
     from stagerun.tools.weights import exporting
-    from stagerun.train.stored import Trust, open_snapshot
+    from stagerun.tools.weights.formats import Format
+    from stagerun.train.lone_snapshot import Trust, open_snapshot
 
     wanted = exporting.Wanted(
         format=Format(SUFFIX[kind]), file=str(path), ema=options.ema, rgb=options.rgb, side=options.size

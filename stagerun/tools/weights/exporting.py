@@ -12,14 +12,23 @@ from stagerun.base.errors import UsageError
 from stagerun.base.recipe import Model, PadMode, Precision, Transform
 from stagerun.base.text import count
 from stagerun.engine.device import dtype_of
-from stagerun.engine.export import Deployed, Format, Pixels, for_rgb, pixels_of, to_onnx, to_safetensors, to_torch
 from stagerun.engine.state import restore
 from stagerun.language.networks import TIMM, TORCHVISION, code_in, from_outside, known_of, network_of
 from stagerun.models.catalog import ARGUMENTS
 from stagerun.models.foreign import arguments_for, timms_arguments
 from stagerun.system.code import function_of
 from stagerun.tools.weights import caffe
-from stagerun.train.stored import Stored, load_network, saved_weights
+from stagerun.tools.weights.formats import (
+    Deployed,
+    Format,
+    Pixels,
+    for_rgb,
+    pixels_of,
+    to_onnx,
+    to_safetensors,
+    to_torch,
+)
+from stagerun.train.lone_snapshot import Stored, load_network, saved_weights
 
 _MENDED = "import stagerun.models.torchvision  # only where `import torchvision` fails: beside a CPU build of torch"
 

@@ -17,7 +17,7 @@ from stagerun.base.recipe import Schedule
 from stagerun.base.text import size
 from stagerun.base.weights import Kind, Place, place_of
 from stagerun.command.ending import show
-from stagerun.store.given import TENSORS, timm_cache, torchvision_cache
+from stagerun.data.weights import TENSORS, timm_cache, torchvision_cache
 from stagerun.system.files import writing
 
 _TIMEOUT_S = 30

@@ -16,9 +16,8 @@ from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, option
 from stagerun.command.shared import Ema, ForwardBatch, Json, OutOfName, OwnThreads, TrustCode, Views
 from stagerun.data import datum
-from stagerun.data.importing.folder import Files
 from stagerun.data.importing.images import ImportOptions, ImportWork
-from stagerun.data.importing.items import Names
+from stagerun.data.importing.items import Files, Names
 from stagerun.data.records import ListRecords, LmdbSource
 from stagerun.system.image_folder import IMAGE_SUFFIXES, files_below, is_image
 from stagerun.system.imports import with_imports
@@ -26,7 +25,7 @@ from stagerun.tools.data.pictures import ResizeOptions, class_names, classes_of
 from stagerun.tools.weights.selection import choose_members, ensemble_of
 
 if TYPE_CHECKING:
-    from stagerun.train.stored import Stored
+    from stagerun.train.lone_snapshot import Stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +64,8 @@ def predict_images(folders: Sequence[Path], options: PredictOptions, name: str) 
     from stagerun.engine import evaluate
     from stagerun.engine.device import choose_device
     from stagerun.system.world import World, default_threads
-    from stagerun.train.evaluating import Wanted, classifier
-    from stagerun.train.stored import Trust, open_snapshot
+    from stagerun.train.evaluate_snapshot import Wanted, classifier
+    from stagerun.train.lone_snapshot import Trust, open_snapshot
 
     torch.set_num_threads(options.threads or default_threads(1))
     members = [_not_rectangular(open_snapshot(folder, Trust(options.trust_code))) for folder in folders]

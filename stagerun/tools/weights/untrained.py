@@ -19,9 +19,9 @@ from stagerun.language.tree import quoted
 from stagerun.language.view import View
 from stagerun.models import build
 from stagerun.plan.transfer import Origin, some
-from stagerun.train.given import fill
+from stagerun.train.lone_snapshot import Stored
 from stagerun.train.progress import WEIGHTS
-from stagerun.train.stored import Stored
+from stagerun.train.starting_weights import fill
 
 
 def stored_weights(what: str, overrides: Sequence[str], stage: str | None, weights: str, data: str | None) -> Stored:

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from stagerun.base.errors import DataError, UsageError
-from stagerun.data.importing.items import DAMAGED, InMemory, Names, read_whole, signature, unzipped
+from stagerun.data.importing.items import Names, read_whole, signature
 from stagerun.system.image_folder import can_not_open
+from stagerun.tools.data.sources.archive import DAMAGED, InMemory, unzipped
 from stagerun.tools.data.sources.format import Format, Sign, SourceOptions
 from stagerun.tools.data.sources.tar import archive_names, members
 

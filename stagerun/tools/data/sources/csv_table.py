@@ -9,15 +9,17 @@ import io
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError
-from stagerun.data.importing.folder import LabelledFiles
-from stagerun.data.importing.items import Names, read_text
+from stagerun.data.importing.items import Files, Item, Names, signature
 from stagerun.system.image_folder import is_image
+from stagerun.tools.data.sources.archive import read_text
 from stagerun.tools.data.sources.format import Format, Sign, SourceOptions
 from stagerun.tools.data.sources.truth import Mistakes, shown
 
@@ -25,6 +27,22 @@ LARGEST_CLASS = 1 << 24  # whole numbers up to it are exact in float_data
 Wrong = Callable[[str, str], None]  # (cell, message)
 _BETWEEN = re.compile(r"[ ;|\t]+")
 _EXAMPLE = "a line is `cat.jpg,3 14`, or below `image,dog,cat` it is `cat.jpg,0,1`"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelledFiles(Files):
+    """Files with any number of labels each: those of image i are `values[ends[i - 1] : ends[i]]`."""
+
+    values: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    ends: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def signature(self) -> str:
+        return signature(self.kind, os.path.realpath(self.root), self.names, self.values, self.ends, *self.classes)
+
+    def item(self, i: int) -> Item:
+        begin = int(self.ends[i - 1]) if i else 0
+        return Item(self.names[i], -1, tuple(self.values[begin : self.ends[i]].tolist()))
 
 
 def open_csv(path: str, options: SourceOptions) -> LabelledFiles:

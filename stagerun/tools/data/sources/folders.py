@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from stagerun.base.errors import DataError, UsageError
-from stagerun.data.importing.folder import Files, folder_files
-from stagerun.data.importing.items import Names, Source
+from stagerun.data.importing.items import Files, Names, Source, folder_files
 from stagerun.system.image_folder import can_not_open, is_folder, is_image, listed
 from stagerun.tools.data.sources.format import Format, Place, Sign, SourceOptions
 from stagerun.tools.data.sources.tar import by_truth, open_tar

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError, UsageError
 from stagerun.data.datum import raw_datum
-from stagerun.data.importing.items import DAMAGED, InMemory, Names, signature, unzipped
+from stagerun.data.importing.items import Names, signature
 from stagerun.data.write import write_lmdb
+from stagerun.tools.data.sources.archive import DAMAGED, InMemory, unzipped
 from stagerun.tools.data.sources.format import Format, Place, Sign, SourceOptions
 from stagerun.tools.data.sources.tar import archive_names
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from stagerun.base.errors import DataError
-from stagerun.data.importing.folder import Files
-from stagerun.data.importing.items import LARGEST_LABEL, Names, read_text
+from stagerun.data.importing.items import Files, Names
+from stagerun.tools.data.sources.archive import LARGEST_LABEL, read_text
 from stagerun.tools.data.sources.format import Format, Place, Sign, SourceOptions
 from stagerun.tools.data.sources.truth import Mistakes, lines, shown
 

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from stagerun.base.errors import DataError
-from stagerun.data.importing.items import DAMAGED, LARGEST_FILE, LARGEST_LABEL, Archive, Archived, Names, read_text
+from stagerun.data.importing.items import LARGEST_FILE, Names
+from stagerun.tools.data.sources.archive import DAMAGED, LARGEST_LABEL, Archive, Archived, read_text
 from stagerun.tools.data.sources.format import Format, Sign, SourceOptions
 from stagerun.tools.data.sources.truth import Mistakes, lines
 

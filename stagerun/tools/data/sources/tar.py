@@ -17,15 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError, UsageError
-from stagerun.data.importing.items import (
-    DAMAGED,
-    LARGEST_FILE,
-    Archive,
-    Archived,
-    Names,
-    regular,
-)
+from stagerun.data.importing.items import LARGEST_FILE, Names, regular
 from stagerun.system.image_folder import can_not_open, check_classes, is_image
+from stagerun.tools.data.sources.archive import DAMAGED, Archive, Archived
 from stagerun.tools.data.sources.format import SourceOptions
 from stagerun.tools.data.sources.truth import classes_and_labels, read_synsets, read_truth
 

@@ -23,16 +23,9 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError
-from stagerun.data.importing.items import (
-    DAMAGED,
-    LARGEST_FILE,
-    LARGEST_LABEL,
-    Archive,
-    Item,
-    keep_open,
-    signature,
-)
+from stagerun.data.importing.items import LARGEST_FILE, Item, signature
 from stagerun.language.proto import tfexample_pb2
+from stagerun.tools.data.sources.archive import DAMAGED, LARGEST_LABEL, Archive, keep_open
 from stagerun.tools.data.sources.format import Format, Sign, SourceOptions
 
 _HEAD, _TAIL = 12, 4

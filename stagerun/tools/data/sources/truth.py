@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from stagerun.base.errors import DataError, Problem, RecipeError, Span
-from stagerun.data.importing.items import LARGEST_LABEL, read_text
+from stagerun.tools.data.sources.archive import LARGEST_LABEL, read_text
 
 MOST_MISTAKES = 20
 _LONGEST_SHOWN = 200

@@ -1,0 +1,91 @@
+"""The average of the weights of an ensemble's members, with BatchNorm statistics of its own."""
+
+from collections.abc import Generator
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from stagerun.base.errors import ResumeRefused
+from stagerun.base.events import Event, Note, Stopped
+from stagerun.comm import runs_of
+from stagerun.engine.averages import BatchStatistics
+from stagerun.engine.codec import encode
+from stagerun.engine.ensemble import WeightMean, take_statistics
+from stagerun.engine.evaluate import Classifier
+from stagerun.engine.feed import feed
+from stagerun.engine.parameters import frozen_norms
+from stagerun.schedule.averages import weights
+from stagerun.system.pulse import Section, beating
+from stagerun.train.context import StageRun
+from stagerun.train.members import AskedToStop, EnsembleRun, Trained, of_this_network
+from stagerun.train.progress import WEIGHTS
+from stagerun.train.stage_loop import arithmetic_of
+
+
+def averaged_start(run: StageRun) -> Generator[Event, None, dict[str, bytes] | None]:
+    """The files that a stage which starts from an average starts with, on rank 0: its weights; empty on the others. Collective; None after
+    a Stopped: what was computed is lost, and computed anew."""
+    worker, name = run.worker, run.stage.average
+    assert name is not None
+    trained = [Trained(ref) for ref in run.planned.averaged]
+    try:
+        average = yield from average_of(EnsembleRun(worker, worker.schedule.ensemble(name), trained, run.stage.name))
+    except AskedToStop:
+        reason = f"asked to stop; ensemble `{name}` is averaged anew"
+        yield Stopped(stage=run.stage.name, iter=run.planned.iter, reason=reason)
+        return None
+    return {WEIGHTS: encode(average.model.state_dict())} if worker.comm.rank == 0 else {}
+
+
+def average_of(run: EnsembleRun) -> Generator[Event, None, Classifier]:
+    """The network with the mean of the weights of its members, and its own BatchNorm statistics, the same on every rank.
+    Collective. It computes as the first of all members does."""
+    stage = run.stages[0]
+    model = run.network(stage)
+    statistics = BatchStatistics(model, frozen_norms(model, stage.solver.freeze))
+
+    def mean() -> tuple[Trained, dict[str, Tensor]]:
+        if len(run.trained) < len(run.ensemble.members):
+            raise ResumeRefused(f"not all snapshots that ensemble `{run.ensemble.name}` is averaged from are there")
+        mean, shape = WeightMean(model), run.ensemble.shape
+        iters = sorted(trained.ref.iter for trained in run.trained)
+        shares = weights(shape, iters)
+        for trained in run.trained:
+            own = run.weights(trained)
+            with of_this_network(trained):
+                mean.add(own, None if shape is None else shares[iters.index(trained.ref.iter)])
+        return run.trained[0], mean.mean()
+
+    run.fill(model, mean)
+    if statistics.layers:
+        images = run.ensemble.batch_norm_iter * stage.solver.batch_size
+        what = f"stage {run.start_of} starts from " if run.start_of else ""
+        yield Note(
+            text=f"{what}ensemble {run.ensemble.name}: BatchNorm statistics of the averaged network, over {images} images"
+        )
+        if not _take_statistics(run, statistics):
+            raise AskedToStop
+    return run.classifier(model, stage)
+
+
+def keep(run: EnsembleRun, model: nn.Module) -> None:
+    """Rank 0's: save the averaged network, for `eval`, `predict` and `export`."""
+    worker, stage = run.worker, run.stages[0]
+    assert worker.keeper is not None
+    iter = max(trained.ref.iter for trained in run.trained if trained.ref.stage == stage.name)
+    weights = encode(model.state_dict())
+    worker.keeper.commit_average(run.ensemble.name, stage, iter, weights, worker.environment(stage))
+
+
+def _take_statistics(run: EnsembleRun, statistics: BatchStatistics) -> bool:
+    """Over the first member's images of training, from the start of its epoch 0, at the size that it ends with. False if asked to stop."""
+    stage, iterations, worker, pulse = run.stages[0], run.ensemble.batch_norm_iter, run.worker, run.worker.comm.pulse
+    solver = replace(stage.solver, transform=replace(stage.solver.transform, crop_size_ramp=None))
+    mine = runs_of(solver.logical_workers, worker.comm.size)[worker.comm.rank]
+    how = arithmetic_of(replace(stage, solver=replace(solver, loss=None)), worker.device)
+    how = replace(how, clip_gradients=None)
+    size = solver.device_batch_size
+    asked = ((i * solver.batch_size + n * size, size) for i in range(iterations) for n in mine)
+    loader = worker.images.loader(replace(stage, solver=solver))
+    with pulse.section(Section.EVALUATION), loader.stream(asked) as batches, feed(batches, worker.device) as fed:
+        return take_statistics(statistics, beating(fed, pulse), iterations, mine, how, worker.comm, worker.stop)

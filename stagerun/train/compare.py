@@ -1,0 +1,209 @@
+"""What each host reads of a schedule, as a value that can be sent as JSON; in what hosts differ, and which is the odd one."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from stagerun.base.errors import DataError, ExitCode, StagerunError
+from stagerun.base.recipe import CODE, LABELS, Cache, Data, Schedule, Source, Stage
+from stagerun.base.text import count, size
+from stagerun.data.weights import mean_digests
+from stagerun.language import canonical
+from stagerun.system.image_folder import is_class_folder, seen, small
+from stagerun.system.image_sets import Glance, glance
+
+T = TypeVar("T")
+_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What is wrong with hosts, in words of an error. `hosts` are those it is about, in the order of the facts; () for the one that says so.
+    `code` is the exit code of a refusal, 0 of a warning."""
+
+    text: str
+    hint: str = ""
+    code: int = 0
+    hosts: tuple[str, ...] = ()
+
+    def render(self) -> str:
+        return self.text + (f"\n  hint: {self.hint}" if self.hint else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """An LMDB of the schedule. `seen` is None where it isn't there, or can't be used (then there is a Finding)."""
+
+    role: str  # "train" or "val"
+    path: str
+    seen: Glance | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reads:
+    """What a host reads of a schedule: `settings` is a digest of all that it says but its paths, `files` digests of its files by name."""
+
+    settings: str
+    files: Mapping[str, str]
+    images: tuple[Images, ...] = ()
+
+
+def what_is_read(schedule: Schedule, troubles: list[Finding], images: bool = True) -> Reads:
+    """With the state of each LMDB where `images` are asked for; what is wrong with one goes to `troubles`."""
+    folder = schedule.python.folder or "."
+    files = {
+        os.path.relpath(path, folder): hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
+        for path, text in schedule.files
+    }
+    files |= {name: digest[:16] for name, digest in mean_digests(schedule).items()}
+    trained = {source.path for source in schedule.training_sets}
+    found = [
+        Images(
+            role="train" if source.path in trained else "val",
+            path=source.path,
+            seen=tried(troubles, partial(_glance, source)),
+        )
+        for source in (schedule.sources if images else ())
+    ]
+    return Reads(settings=settings_digest(schedule), files=files, images=tuple(found))
+
+
+def _glance(source: Source) -> Glance:
+    """Of images in class folders, imported or not, by their names and sizes. DataError."""
+    if is_class_folder(source.path):
+        listed = small(source.path)
+        state = seen(listed)
+        found = Glance(records=len(listed.names), size=state.bytes, fingerprint=state.files, ends="")
+    else:
+        found = glance(source.path)
+    if found.records != source.images:
+        raise DataError(
+            f"{source.path}: holds {found.records} records, but the schedule says images: {source.images}",
+            f"write `images: {found.records}` beside its `source` in schedule.prototxt, or name the folder meant",
+        )
+    return found
+
+
+def settings_digest(schedule: Schedule) -> str:
+    """Of all that the schedule says, but where this host has its files, and what only this host's time and room depend on. Whether there is a
+    scratch folder is the same for all: they copy together."""
+
+    def of_all(data: Data) -> Data:
+        return replace(
+            data,
+            train=replace(data.train, path="", labels_path=None),
+            val=tuple(replace(source, path="", labels_path=None) for source in data.val),
+            scratch=None if data.scratch is None else "",
+            scratch_reserve=0.0,
+            loader_threads=None,
+            cache=Cache.AUTO,
+        )
+
+    code = {
+        f"{key}: {text}"
+        for stage in schedule.stages
+        for key, text in stage.identity.items()
+        if key.startswith(CODE) or key == LABELS
+    }
+    code |= {f"labels: {val.labels_digest}" for stage in schedule.stages for val in stage.data.val if val.labels_digest}
+    code |= {f"mean_file {name}: {digest}" for name, digest in mean_digests(schedule).items()}
+    alike = schedule.with_data(of_all)
+    text = "\n".join([canonical(replace(alike, stages=tuple(map(_without_place, alike.stages)))), *sorted(code)])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _without_place(stage: Stage) -> Stage:
+    """Without where this host has the weights and mean images that it names."""
+    solver = stage.solver
+    transform, tested = (replace(one, mean_path="") for one in (solver.transform, solver.test_transform))
+    solver = replace(solver, transform=transform, test_transform=tested)
+    if solver.weights is not None:
+        solver = replace(solver, weights=replace(solver.weights, path=""))
+    return replace(stage, solver=solver)
+
+
+def tried(troubles: list[Finding], do: Callable[[], T]) -> T | None:
+    """`do()`; None after a StagerunError, which goes to `troubles`."""
+    try:
+        return do()
+    except StagerunError as error:
+        text = error.render() if not error.hint else error.message
+        troubles.append(Finding(code=int(error.exit_code), text=text, hint=error.hint))
+        return None
+
+
+# -- compared. Pure
+
+
+def worst(findings: Iterable[Finding]) -> int:
+    """The exit code of all of them; 0 where none refuses. Of several the least, which is the nearest to a mistake of the user's."""
+    return min((int(finding.code) for finding in findings if finding.code), default=0)
+
+
+def other_schedules(reads: Mapping[str, Reads]) -> list[Finding]:
+    """What hosts read otherwise than most of them."""
+    found = []
+    groups = _groups({host: one.settings for host, one in reads.items()})
+    for _, hosts in groups[1:]:
+        norm, mine = reads[groups[0][1][0]].files, reads[hosts[0]].files
+        files = sorted(name for name in mine.keys() | norm.keys() if mine.get(name) != norm.get(name))
+        what = ", ".join(files) or "the options (`--set`)"
+        hint = "copy the schedule's folder to every host" if files else "give the same --set on all hosts"
+        text = f"{names(hosts)}: the schedule is another than on {names(groups[0][1])}: {what}"
+        found.append(Finding(hosts=tuple(hosts), text=text, hint=hint, code=ExitCode.RESUME_REFUSED))
+    for role in ("train", "val"):
+        found += _other_images({host: [i for i in one.images if i.role == role] for host, one in reads.items()}, role)
+    return found
+
+
+def _other_images(images: Mapping[str, Sequence[Images]], role: str) -> list[Finding]:
+    """For hosts that have them. By fingerprint if all have one; else by the file."""
+    seen = {host: image.seen for host, found in images.items() for image in found if image.seen is not None}
+    all_fingerprints = all(looked.fingerprint for looked in seen.values())
+
+    def state(looked: Glance) -> str:
+        if all_fingerprints:
+            return f"{count(looked.records, 'record')}, fingerprint {looked.fingerprint[:12]}"
+        return f"{count(looked.records, 'record')}, {size(looked.size)}, ends {looked.ends[:12]}"
+
+    where = next((images[host][-1].path for host in seen), "")
+    hint = "copy the same LMDB to all hosts, with its side file"
+    if not all_fingerprints:
+        hint += "; where they hold the same records, `stagerun data index` on each host shows it"
+    states = {host: state(looked) for host, looked in seen.items()}
+    return odd_ones(states, f"{role} images ({where})", hint, ExitCode.DATA)
+
+
+def odd_ones(values: Mapping[str, str], what: str, hint: str = "", code: int = 0) -> list[Finding]:
+    """A finding for each value that is not that of most hosts; one that names all, where no value is that of most. `values` by host."""
+    groups = _groups(values)
+    if len(groups) < 2:
+        return []
+    (usual, most), (_, second) = groups[:2]
+    if len(most) == len(second):
+        text = f"{what}: " + "; ".join(f"{value} on {names(hosts)}" for value, hosts in groups)
+        return [Finding(hosts=tuple(values), text=text, hint=hint, code=code)]
+    return [
+        Finding(
+            hosts=tuple(hosts), text=f"{names(hosts)}: {what}: {value}; {usual} on {names(most)}", hint=hint, code=code
+        )
+        for value, hosts in groups[1:]
+    ]
+
+
+def _groups(values: Mapping[str, str]) -> list[tuple[str, list[str]]]:
+    """(value, hosts that have it), the most first; of as many that of the first host."""
+    groups: dict[str, list[str]] = {}
+    for host, value in values.items():
+        groups.setdefault(value, []).append(host)
+    return sorted(groups.items(), key=lambda group: -len(group[1]))
+
+
+def names(hosts: Sequence[str]) -> str:
+    """`node1, node2`; of many only the first few."""
+    if len(hosts) > _NAMED + 1:
+        return f"{', '.join(hosts[:_NAMED])} and {len(hosts) - _NAMED} other hosts"
+    return ", ".join(hosts)

@@ -1,0 +1,57 @@
+"""What `run` prints before workers start: the plan, or what there is where nothing is left to do."""
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from stagerun.base.events import RunFinished
+from stagerun.command.ending import say
+from stagerun.command.options import arguments
+from stagerun.logs.follower import lacks
+from stagerun.logs.lines import ensembles_table, finished_line, results_table
+from stagerun.logs.table import Opened, all_logs
+from stagerun.plan import Plan, State
+from stagerun.plan.ensembles import ensembles_text
+from stagerun.plan.hours import render_hours
+from stagerun.plan.render import going_on, render_text
+from stagerun.train import results
+from stagerun.train.hours import find_hours
+from stagerun.train.options import RunOptions
+
+
+def say_done(plan: Plan, out: Path, options: RunOptions) -> None:
+    """That nothing is left to do, and the results; a tracker that was away gets what it lacks."""
+    left = tuple(s.stage.name for s in plan.left_out if s.state is State.NOT_CHOSEN)
+    say(finished_line(RunFinished(trained=False, seconds=0.0, not_chosen=left)))
+    ensembles = results.ensembles(plan, out)
+    stages, together = (
+        results_table(results.results(plan, out), results.parents(plan, out), ensembles),
+        ensembles_table(ensembles),
+    )
+    say(f"{stages}\n\n{together}" if together else stages)
+    for name in dict.fromkeys(options.log):
+        if all_logs()[name].tracker and lacks(out, name):
+            with all_logs()[name].make(Opened(plan, out, say)):  # which sends the rest
+                pass
+
+
+def say_plan(plan: Plan, out: Path, options: RunOptions) -> None:
+    """The plan, or what is left of a run that goes on."""
+    hours = find_hours(plan, out, None)
+    left = render_hours(plan, hours).partition("\n")[0] if hours else ""
+    if text := going_on(plan, left if left.startswith("about") else ""):
+        options = options if options.replay is None else replace(options, out=str(out))
+        same = arguments(options, "folder", "overrides", "out", "redo", "only", "until")
+        text = f"{text}\n`{shlex.join(['stagerun', 'plan', *same])}` shows the full plan"
+    else:
+        text = render_text(plan, beside=[ensembles_text(results.planned_ensembles(plan, out))])
+    say(text + "\n")
+
+
+def say_idle_redo(plan: Plan, options: RunOptions) -> None:
+    """That --redo names what isn't stale."""
+    for name in options.redo:
+        these = [s for s in plan.stages if name in (s.stage.name, s.stage.group)]
+        if not any(s.again or any(s.stage.name in lost.named for lost in plan.lost) for s in these):
+            text = f"note: stage `{name}` is not stale, so --redo has nothing to do there"
+            say(text)

@@ -1,0 +1,106 @@
+"""Evaluations inside a stage. Every evaluation of a run, that after a stage's end too, is one call of `evaluate_state`."""
+
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+
+from stagerun.base.events import Event, Stopped, TestDue, Tested, TestedBeside
+from stagerun.base.recipe import Source, Stage
+from stagerun.comm import runs_of
+from stagerun.engine.evaluate import Classifier, Measure, Score, score
+from stagerun.engine.feed import feed
+from stagerun.engine.images import Batch
+from stagerun.engine.losses import evaluation_loss
+from stagerun.engine.state import TrainState
+from stagerun.engine.update import explained
+from stagerun.language.nets import ignored_in
+from stagerun.system.pulse import Section, beating
+from stagerun.train.context import Context, StageRun
+from stagerun.train.hooks import Evaluated, Seen, SetScore
+from stagerun.train.images import evaluated
+from stagerun.train.stage_loop import normalise_for
+
+
+class Evaluations:
+    """Evaluates where it is due. Yields Evaluated, or Stopped if asked to stop meanwhile."""
+
+    def __init__(self, run: StageRun, state: TrainState) -> None:
+        self.run, self.state = run, state
+
+    def on(self, event: Seen) -> Iterator[Seen]:
+        yield event
+        if not isinstance(event, TestDue):
+            return
+        scores = yield from evaluate_state(self.run, self.state, self.run.stage.solver.test_iter)
+        if scores is None:
+            reason = "asked to stop; its evaluation comes first when the run goes on"
+            yield Stopped(stage=event.stage, iter=event.iter, reason=reason)
+            return
+        self.state.tested = self.state.iter
+        yield Evaluated(event.iter, scores)
+
+
+def evaluate_state(
+    run: StageRun, state: TrainState, test_iter: int | None
+) -> Generator[Event, None, tuple[SetScore, ...] | None]:
+    """Evaluate the trained weights and, where the stage has them, the averaged ones, on `test_iter` batches of each set or on all images.
+    Collective. None if asked to stop."""
+    state.show()
+    found: list[SetScore] = []
+    for val in run.stage.data.val:
+        for ema in (False,) if state.average is None else (False, True):
+            began = time.monotonic()
+            score = _score(run, state, val, test_iter, ema)
+            if score is None:
+                return None
+            found.append(SetScore(val.name, score, ema))
+            event = Tested if val is run.stage.data.val[0] else TestedBeside
+            yield event(
+                stage=run.stage.name,
+                iter=state.iter,
+                images=score.images,
+                top1=score.top1,
+                top5=score.top5,
+                loss=score.loss,
+                seconds=time.monotonic() - began,
+                ema=ema,
+                val=val.name,
+                mean_ap=score.mean_ap,
+            )
+    return tuple(found)
+
+
+def _score(run: StageRun, state: TrainState, val: Source, test_iter: int | None, ema: bool) -> Score | None:
+    worker, stage, solver = run.worker, run.stage, run.stage.solver
+    # As in training; but where every batch has a shape of its own, torch.compile would take a minute for each and then give up.
+    eager = solver.compile and solver.test_transform.rectangular
+    normalise = normalise_for(stage, solver.test_transform, worker.device)
+    network = Classifier(state.model, normalise, solver.precision)
+    with (
+        explained(solver.test_batch_size, "test_batch_size"),
+        state.average.in_place() if ema and state.average is not None else nullcontext(),
+        torch.compiler.set_stance("force_eager") if eager else nullcontext(),
+        evaluation(worker, stage, val, test_iter) as (batches, count),
+    ):
+        measure = Measure(normalise, evaluation_loss(solver), ignored_in(stage))
+        return score(network, batches, count, measure, worker.comm, worker.stop)
+
+
+@contextmanager
+def evaluation(
+    worker: Context, stage: Stage, val: Source, test_iter: int | None
+) -> Iterator[tuple[Iterator[tuple[int, Batch]], int]]:
+    """This rank's batches of an evaluation with their numbers, and how many all ranks have."""
+    loader, size, comm = worker.images.test_loader(stage, val), stage.solver.test_batch_size, worker.comm
+    images = len(loader.records)
+    numbers = evaluated(stage, -(-images // size), test_iter)
+    mine = runs_of(len(numbers), comm.size)[comm.rank]
+    asked = ((first, min(size, images - first)) for first in (numbers[n] * size for n in mine))
+    with (
+        comm.pulse.section(Section.EVALUATION),
+        loader.stream(asked) as batches,
+        feed(batches, worker.device) as fed,
+    ):
+        yield zip(mine, worker.images.labelled(beating(fed, comm.pulse), stage, val), strict=False), len(numbers)

@@ -1,0 +1,186 @@
+"""The state that a stage starts with, from a snapshot, the seed or weights from elsewhere, the same on every rank."""
+
+import json
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from stagerun.base.errors import Problems, RecipeError, ResumeRefused
+from stagerun.engine.codec import decode
+from stagerun.engine.state import TrainState, average, make_state, momentum, restore, slots, weights
+from stagerun.models import build
+from stagerun.models.skeleton import without_memory
+from stagerun.plan import PlannedStage, State
+from stagerun.plan.transfer import Origin
+from stagerun.schedule.early_stop import NOTHING_YET
+from stagerun.schedule.plateau import FRESH
+from stagerun.train import starting_weights
+from stagerun.train.agreement import everyone, hand_out, rank0
+from stagerun.train.caffe_state import remember
+from stagerun.train.context import StageRun
+from stagerun.train.progress import AVERAGE, MOMENTUM, STATE, WEIGHTS, Progress, progress_of
+
+
+def restored(run: StageRun) -> TrainState:
+    """The state the stage goes on from, the same on every rank. Collective.
+
+    RecipeError for a `param` that fits no parameter, ResumeRefused for a snapshot of another model or solver type.
+    """
+    solver = run.stage.solver
+    torch.manual_seed(solver.random_seed)
+    model = build(run.stage.model)
+    _require_rules_that_fit(run, model)
+    state = make_state(model, solver, run.worker.device)
+    state.iter = state.tested = run.planned.iter
+    if not rank0(run.worker.comm, lambda: _fill(run, state)):
+        state.average = None
+    tensors = [*weights(state).values()]
+    if _carries_momentum(run.planned):
+        tensors += momentum(state).values()
+    if run.planned.state is not State.FRESH:
+        tensors += average(state).values()
+    hand_out(run.worker.comm, tensors)
+    if run.planned.state is State.FRESH and state.average is not None:
+        state.average.restart()
+    if run.planned.state is not State.FRESH:
+        _take_up_progress(run, state)
+    if run.rollbacks is not None:
+        state.rollbacks = run.rollbacks
+    return state
+
+
+def _require_rules_that_fit(run: StageRun, model: nn.Module) -> None:
+    """RecipeError for a `param` or `freeze` of any stage that fits no parameter, and for weights from elsewhere that a stage can't be given.
+    Collective; once in a run, before the first stage is trained. `model`: the network of this stage."""
+    worker = run.worker
+    if worker.rules_checked:
+        return
+
+    def look() -> None:
+        schedule, problems = worker.schedule, Problems(worker.schedule.files)
+        if worker.keeper is not None and any(stage.solver.start for stage in schedule.stages):
+            starting_weights.mistakes_in(schedule, worker.keeper.plan().stages, problems)
+        made = lambda other: model if other == run.stage.model else without_memory(other)  # noqa: E731
+        starting_weights.report_idle(schedule.stages, problems, made)
+        if problems:
+            raise RecipeError(problems.all())
+
+    everyone(worker.comm, look)
+    worker.rules_checked = True
+
+
+def _take_up_progress(run: StageRun, state: TrainState) -> None:
+    """Take what the snapshot knows of failures (`on_nan`), so that the limit is the same for a run that was interrupted, of `plateau` and
+    of `early_stop`, from rank 0. Collective. ResumeRefused if it lacks what the stage goes on from. In a finished stage, which is kept as
+    it is, that doesn't matter."""
+    solver = run.stage.solver
+
+    def saved() -> str:
+        found = progress_of(run.files) if run.files is not None else Progress(0, 0.0, [])
+        lacks = None
+        if found.plateau is None and solver.lr_policy == "plateau":
+            lacks = "how its loss went, and lr_policy is `plateau`"
+        elif found.best is None and solver.early_stop is not None:
+            lacks = "what it was tested for, and the stage has `early_stop`"
+        if lacks and run.planned.state is State.RESUME:
+            raise ResumeRefused(
+                f"the snapshot of stage `{run.stage.name}` does not say {lacks}",
+                "it was made without; take `--redo` for the stage, or another --out",
+            )
+        return json.dumps(replace(found, losses=[], weights={}).record())
+
+    found = progress_of({STATE: rank0(run.worker.comm, saved).encode()})
+    state.skips, state.skips_in_all, state.rollbacks = found.skips, found.skips_in_all, found.rollbacks
+    if run.rollbacks is None:  # else the evaluation was done on the way there
+        state.tested = found.tested
+    if solver.lr_policy == "plateau":
+        state.plateau = found.plateau or FRESH
+    if solver.early_stop is not None:
+        state.best = found.best or NOTHING_YET
+
+
+def _carries_momentum(planned: PlannedStage) -> bool:
+    """Resuming does, a stage's start if it says so or begins with a .solverstate, and an evaluation has no use for it."""
+    solver = planned.stage.solver
+    begins = solver.carry_momentum or solver.solverstate is not None
+    return planned.state is State.RESUME or (planned.state is State.FRESH and begins)
+
+
+def _fill(run: StageRun, state: TrainState) -> bool:
+    """Put the snapshot's tensors into the state, on rank 0; without a snapshot the freshly drawn weights stay.
+
+    Return whether averaged weights can be evaluated: not those of a finished stage that was trained without, and is kept as it is.
+    """
+    files, planned = run.files, run.planned
+    fresh, resumes = planned.state is State.FRESH, planned.state is State.RESUME
+    # In a sweep of rates the stage before is left out, whose network may be another.
+    alone = run.stage.parent is None and files is not None
+    if fresh and (alone or starting_weights.is_given(run.worker.schedule, run.stage) or run.stage.solver.freeze):
+        _start(run, state)
+        return True
+    if files is None:
+        return True
+    averaged = AVERAGE in files
+    try:
+        restore(weights(state), decode(files[WEIGHTS]))
+        if _carries_momentum(planned):
+            restore(momentum(state), _saved_momentum(run, state, files[MOMENTUM]))
+        if averaged and not fresh and state.average is not None:
+            restore(average(state), decode(files[AVERAGE]))
+        if not averaged and resumes and state.average is not None:
+            raise ValueError("it has no averaged weights to go on from, and the stage has `ema_decay`")
+    except (ValueError, KeyError) as error:
+        ref = planned.start or planned.end
+        raise ResumeRefused(
+            f"snapshot {ref.name if ref else ''} does not fit stage `{run.stage.name}`: {error}",
+            "it was made by another model, solver type or stagerun; take another --out to start anew",
+        ) from error
+    if not fresh:
+        progress = progress_of(files)
+        run.weights, run.seconds = progress.weights, progress.train_seconds
+        run.losses.extend(progress.losses)
+    return averaged or fresh
+
+
+def _start(run: StageRun, state: TrainState) -> None:
+    """Fill the state of a stage that starts with other weights than its parent ends with, or freezes some."""
+    files, stage = run.files, run.stage
+    try:
+        before = decode(files[WEIGHTS]) if files is not None else None
+        if (
+            before is not None
+            and stage.parent is not None
+            and not starting_weights.is_given(run.worker.schedule, stage)
+        ):
+            restore(weights(state), before)
+        made = starting_weights.fill(run.worker.schedule, stage, weights(state), before)
+        if files is not None and _carries_momentum(run.planned):
+            kept = {row.name for row in made.of(Origin.PARENT)}
+            saved = _saved_momentum(run, state, files[MOMENTUM])
+            for name, tensor in momentum(state).items():
+                if name.partition("/")[2] in kept and saved[name].shape == tensor.shape:
+                    tensor.copy_(saved[name])
+        if stage.solver.solverstate is not None:
+            remember(run.worker.schedule, stage, momentum(state))
+    except (ValueError, KeyError) as error:
+        ref = run.planned.start
+        raise ResumeRefused(f"snapshot {ref.name if ref else ''} does not fit stage `{stage.name}`: {error}") from error
+    run.weights = starting_weights.record(made)
+    run.weights_table = starting_weights.table_of(made, stage, state.model)
+
+
+def _saved_momentum(run: StageRun, state: TrainState, data: bytes) -> dict[str, torch.Tensor]:
+    """What the snapshot remembers of updates, complete for the state. ValueError if its solver type remembered something
+    else."""
+    saved, live = decode(data), momentum(state)
+    if slots(saved) != slots(live):
+        raise ValueError(
+            f"it remembers `{'`, `'.join(slots(saved)) or 'nothing'}` of its updates, and type "
+            f"`{run.stage.solver.type}` goes on from `{'`, `'.join(slots(live))}`"
+        )
+    if run.planned.state is State.FRESH:
+        # The parent may have frozen other parameters: what it didn't move has no momentum, and what is frozen now needs
+        # none.
+        return {name: saved.get(name, v) for name, v in live.items()}
+    return saved

@@ -1,0 +1,66 @@
+"""What the engine needs to know of a stage, from its definition: how it computes, and what its loop goes by."""
+
+import torch
+
+from stagerun.base import order
+from stagerun.base.recipe import MEAN_DIGEST, Model, Stage, Transform
+from stagerun.comm import runs_of
+from stagerun.data.mean_file import mean_image
+from stagerun.engine.device import dtype_of
+from stagerun.engine.images import Normalise
+from stagerun.engine.loop import StageLoop
+from stagerun.engine.losses import Loss
+from stagerun.engine.mixing import Mixing
+from stagerun.engine.update import Arithmetic
+from stagerun.schedule import make_knobs
+from stagerun.train.context import StageRun
+from stagerun.train.objective import made_loss
+
+
+def normalise_for(stage: Stage, transform: Transform, device: torch.device) -> Normalise:
+    """What turns the bytes of a batch into what the stage's network takes. The stage's identity may know the digest of its mean image."""
+    model, solver = stage.model, stage.solver
+    known = stage.identity.get(MEAN_DIGEST, "") if transform.mean_file == solver.transform.mean_file else ""
+    mean = mean_image(transform, model.channels, known)
+    return Normalise(transform, model.channels, device, dtype_of(solver.precision), solver.channels_last, mean)
+
+
+def arithmetic_of(
+    stage: Stage, device: torch.device, loss: Loss | None = None, teacher: Model | None = None
+) -> Arithmetic:
+    """How a stage computes its updates. Without a `loss` it has one that takes as long: a teacher in it is of the network `teacher`, with
+    other weights."""
+    solver = stage.solver
+    return Arithmetic(
+        logical_workers=solver.logical_workers,
+        normalise=normalise_for(stage, solver.transform, device),
+        precision=solver.precision,
+        clip_gradients=solver.clip_gradients,
+        forward_seed=lambda position: order.dropout_seed(solver.random_seed, position),
+        mixing=Mixing(solver.random_seed, solver.mixup_alpha, solver.cutmix_alpha),
+        loss=loss or made_loss(stage.model, solver, device, teacher),
+    )
+
+
+def make_loop(run: StageRun, loss: Loss | None = None) -> StageLoop:
+    """The constants of the stage's loop on this rank."""
+    worker, stage, solver = run.worker, run.stage, run.stage.solver
+    return StageLoop(
+        stage=stage.name,
+        max_iter=run.last,
+        batch_size=solver.batch_size,
+        epoch_images=stage.data.train.images,
+        start_position=run.planned.position + run.planned.skipped,
+        run=runs_of(solver.logical_workers, worker.comm.size)[worker.comm.rank],
+        knobs=make_knobs(solver),
+        snapshot=solver.snapshot,
+        # A piece is not tested, but where that decides something, which the stage may go on from there with.
+        test_interval=0 if run.is_piece and solver.early_stop is None else solver.test_interval,
+        branch_points=frozenset(worker.schedule.branch_points(stage.name)),
+        is_piece=run.is_piece,
+        on_nan=solver.on_nan,
+        max_nan=solver.max_nan,
+        plateau=solver if solver.lr_policy == "plateau" else None,
+        arithmetic=arithmetic_of(stage, worker.device, loss, worker.schedule.teacher_model(stage)),
+        tests_first=solver.early_stop is not None,
+    )

@@ -1,0 +1,204 @@
+"""Where the weights of a stage come from at its start: a file, the stage before, or the seed. On rank 0; the others are handed them."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from stagerun.base.errors import DataError, Problems, RecipeError, StagerunError, UsageError
+from stagerun.base.recipe import WEIGHTS_DIGEST, CompressionRule, Model, ParamRule, Rename, Schedule, Stage
+from stagerun.base.weights import COUNTER, LONG, renamed
+from stagerun.data.weights import data_of, find, header_of
+from stagerun.engine.parameters import frozen_parameters, idle_patterns, idle_rules, trained_parameters
+from stagerun.engine.weights_file import tensors_in
+from stagerun.language.caffe_names import here
+from stagerun.language.nets import of_model
+from stagerun.language.networks import from_outside
+from stagerun.models.skeleton import shapes, without_memory
+from stagerun.plan import Plan, PlannedStage
+from stagerun.plan.planned import needed
+from stagerun.plan.transfer import Mistake, Origin, Shape, Transfer, table, transfer
+from stagerun.train import caffe_state
+
+Shapes = Mapping[str, Shape]
+
+
+def is_given(schedule: Schedule, stage: Stage) -> bool:
+    """Whether a start of the stage is more than all that its parent ends with."""
+    other = stage.parent is not None and schedule.stage(stage.parent).model != stage.model
+    return other or stage.solver.start is not None
+
+
+def fill(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor], parent: Mapping[str, Tensor] | None) -> Transfer:
+    """Puts them into the network's tensors, `live`, which have those of the seed. `parent`: those that the stage before ended with.
+    RecipeError, UsageError, DataError."""
+    weights, file = stage.solver.start, dict[str, Tensor]()
+    net = of_model(stage.model) if stage.model.net is not None else None
+    if weights is not None:
+        found = find(weights)
+        most = 16 * sum(t.nbytes for t in live.values()) + 64_000_000
+        data = data_of(found, most, stage.identity.get(WEIGHTS_DIGEST, ""))
+        # A .solverstate is named, and the tensors are in the .caffemodel that it names.
+        file = tensors_in(data, found.path.name if weights.state else weights.file, net)
+    made, mistakes = _transfer(stage, _shapes(live), _shapes(parent) if parent is not None else None, _shapes(file))
+    problems = Problems(schedule.files)
+    report(stage, mistakes, problems)
+    if problems:
+        raise RecipeError(problems.all())
+    with torch.no_grad():
+        for row in made.rows:
+            if row.origin is Origin.FILE:
+                _copy(live[row.name], file[row.was], row.name, weights.file if weights is not None else "")
+            elif row.origin is Origin.PARENT and parent is not None:
+                _copy(live[row.name], parent[row.name], row.name, "the snapshot")
+        taken = {row.name for row in made.of(Origin.FILE)}
+        for name in live:
+            mean, var = (f"{name.removesuffix(COUNTER)}running_{which}" for which in ("mean", "var"))
+            if not name.endswith(COUNTER) or mean not in taken:
+                continue
+            # What no pass has moved yet: torch begins with a variance of 1, Caffe with one of 0.
+            fresh = not bool(live[mean].any()) and any(bool((live[var] == begin).all()) for begin in (0, 1))
+            if name not in taken or (not fresh and not bool(live[name])):
+                live[name].fill_(LONG)
+    return made
+
+
+def _transfer(
+    stage: Stage, live: Shapes, parent: Shapes | None, file: Shapes | None
+) -> tuple[Transfer, tuple[Mistake, ...]]:
+    """`transfer`, with the names that layers of Caffe's have in the network, for tensors that the stage gives no other."""
+    weights = stage.solver.start
+    if weights is None or file is None:
+        return transfer(live, parent, None, None)
+    names = here(stage.model, file).items()
+    rules = (Rename(from_=was, to=name) for was, name in names if renamed(was, weights.rename)[1] is None)
+    return transfer(live, parent, file, replace(weights, rename=(*weights.rename, *rules)))
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> Shapes:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _copy(live: Tensor, given: Tensor, name: str, where: str) -> None:
+    if live.is_floating_point() != given.is_floating_point():
+        raise DataError(f"`{name}` is {given.dtype} in {where} and {live.dtype} in the network", "drop it")
+    if given.is_floating_point() and not bool(torch.isfinite(given).all()):
+        raise DataError(
+            f"`{name}` in {where} is not all numbers: it has NaN or infinity", "drop it, or take other weights"
+        )
+    live.copy_(given)
+
+
+def report(stage: Stage, mistakes: Sequence[Mistake], problems: Problems) -> None:
+    for one in mistakes:
+        place = stage.written(f"solver.weights.{one.field}", stage.solver.start_field)
+        problems.add(place or stage.span, one.message, one.hint)
+
+
+def table_of(made: Transfer, stage: Stage, network: nn.Module) -> str:
+    """Where each tensor comes from, and what is frozen, for people."""
+    frozen = frozen_parameters(network, stage.solver.param, stage.solver.freeze)
+    start = "the seed" if stage.parent is None else f"`{stage.parent}`"
+    return table(made, stage, start, {name: name in frozen for name, _ in network.named_parameters()})
+
+
+def record(made: Transfer) -> dict[str, dict[str, str]]:
+    """What a snapshot keeps of it: of each tensor where it came from, and what was left in the file."""
+    tensors = {row.name: ": ".join(filter(None, (row.origin.value, row.was or row.why))) for row in made.rows}
+    left = {one.name: one.why for one in made.left}
+    return {"tensors": tensors, "left": left} if left else {"tensors": tensors}
+
+
+# -- before anything is trained
+
+
+def planned_transfer(schedule: Schedule, stage: Stage) -> tuple[Transfer, tuple[Mistake, ...]]:
+    """The same from names and shapes alone. UsageError, DataError and the like where the file can't be looked into."""
+    weights, file = stage.solver.start, None
+    net = of_model(stage.model) if stage.model.net is not None else None
+    if weights is not None:
+        found = find(weights)
+        header = header_of(found, weights.file, net)
+        # What `torch.save` wrote has to be read whole.
+        file = header if header is not None else _shapes(tensors_in(found.path.read_bytes(), weights.file))
+    parent = shapes(without_memory(schedule.stage(stage.parent).model)) if stage.parent is not None else None
+    made, mistakes = _transfer(stage, shapes(without_memory(stage.model)), parent, file)
+    if weights is not None and weights.state:
+        # What `weights` could say about it, a `solverstate` can't.
+        hint = "a .solverstate goes on with the net that wrote it; `weights` takes tensors from another one"
+        own = [replace(mistake, hint=hint) for mistake in mistakes]
+        mistakes = (*own, *caffe_state.mistakes_in(stage, weights))
+    return made, mistakes
+
+
+def mistakes_in(schedule: Schedule, planned: Sequence[PlannedStage], problems: Problems) -> None:
+    """Adds what is wrong with the weights of stages that are still to be started."""
+    for one in planned:
+        if one.stage.enabled and needed(one) is not None:
+            _look_into(schedule, one.stage, problems)
+
+
+def report_idle(stages: Iterable[Stage], problems: Problems, made: Callable[[Model], nn.Module]) -> None:
+    """Adds the rules and patterns of stages that fit nothing in their networks, and those that leave nothing to train."""
+    good: list[tuple[object, ...]] = []  # of hundreds of stages, most have the same
+    for stage in stages:
+        own = stage.model, stage.solver.param, stage.solver.freeze, stage.solver.compress
+        if not stage.enabled or own in good:
+            continue
+        before = problems.all()
+        model = made(stage.model)
+        try:
+            trained_parameters(model, stage.solver.param, stage.solver.freeze)
+        except UsageError as error:
+            place = stage.written("solver.freeze" if stage.solver.freeze else "solver.param")
+            problems.add(place or stage.span, error.message, error.hint)
+        for pattern, hint in idle_patterns(model, stage.solver.freeze):
+            text = f'`freeze: "{pattern}"` fits no parameter of the model, and no BatchNorm layer\'s `running_mean`'
+            problems.add(stage.written("solver.freeze") or stage.span, text, hint)
+        how = stage.solver.compress
+        places: dict[str, Sequence[ParamRule | CompressionRule]] = {"param": stage.solver.param}
+        places["compress_param.param"] = how.param if how is not None else ()
+        for field, rules in places.items():
+            for rule, hint in idle_rules(model, rules):
+                text = f"`{field}` with name `{rule.name}` and kind {rule.kind.value} fits no parameter of the model"
+                problems.add(stage.written(f"solver.{field}") or stage.span, text, hint)
+        if problems.all() == before:
+            good.append(own)
+
+
+def require_fitting(schedule: Schedule, stages: Sequence[Stage]) -> None:
+    """What `run` raises before the first update about weights and networks, without a plan and without running a user's code. `stages`:
+    those whose weights are on this machine. RecipeError."""
+    problems = Problems(schedule.files)
+    for stage in stages:
+        models = [stage.model, *([schedule.stage(stage.parent).model] if stage.parent is not None else ())]
+        if not any(map(from_outside, models)):
+            _look_into(schedule, stage, problems)
+    report_idle((stage for stage in schedule.stages if not from_outside(stage.model)), problems, without_memory)
+    if problems:
+        raise RecipeError(problems.all())
+
+
+def _look_into(schedule: Schedule, stage: Stage, problems: Problems) -> Transfer | None:
+    """Adds what is wrong; what can't be looked into is a mistake, too, and there is nothing then."""
+    try:
+        made, mistakes = planned_transfer(schedule, stage)
+    except StagerunError as error:
+        made, mistakes = None, (Mistake("file", error.message, error.hint),)
+    report(stage, mistakes, problems)
+    return made
+
+
+def tables(plan: Plan) -> list[str]:
+    """What `plan --weights` shows: of each stage that takes weights from elsewhere, has another network than the stage before, or
+    freezes something. RecipeError with all mistakes."""
+    problems, found = Problems(plan.schedule.files), []
+    for stage in plan.schedule.stages:
+        if not is_given(plan.schedule, stage) and not stage.solver.freeze:
+            continue
+        if (made := _look_into(plan.schedule, stage, problems)) is not None:
+            found.append(table_of(made, stage, without_memory(stage.model)))
+    if problems:
+        raise RecipeError(problems.all())
+    return found

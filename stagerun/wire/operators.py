@@ -1,0 +1,312 @@
+"""Compressed gradients: what goes over the wire in the place of a vector, and what it adds to the sum.
+
+A reducer has one operator per tensor (ENTIRE_MODEL: one of shape [n]), and drives it once per iteration:
+
+    steps = operator.steps(vectors, senders, Draw(seed, iter, -1, item), out, state)
+    messages = next(steps)                   # round 1: one message per own sender
+    try:
+        while True:
+            received = ...                   # of all senders of the job, in their order; the own ones among them
+            messages = steps.send(received)  # the next round's messages
+    except StopIteration as ended:
+        new_state = ended.value
+
+- `vectors`: what this rank's own senders have to send (gradient plus residual), each contiguous, 1-D, float32 or float64. With a memory
+  each is turned into its sender's new residual, c - d; without, what it holds afterwards is of no use.
+- `senders`: the numbers of the own senders, growing. A sender's number is its place in `received`.
+- `out`: [n], like the vectors, zeros to begin with. At the end it holds the sum of all senders' d, added in their order: the same bits on
+  every rank.
+- `draw`: of this seed, iteration and tensor. It has the sender -1; operators put their senders in.
+- `state`: None at first, then what the iteration before returned: a tensor that is the same on all ranks, and belongs into snapshots. Most
+  methods have none and return None. The one given is never changed, so that an update that isn't made keeps it, as it keeps the residuals.
+
+A message is uint8 [bytes], on the vectors' device. It is never longer than the vector, and needn't be aligned when it is received. It
+stays as it is after the generator has gone on. A length that can't be raises ValueError.
+
+Operators keep nothing between iterations. Work is done in the calling thread, on a CPU in pieces for which torch starts no threads of its
+own. What is NaN or infinite in a vector is not finite in `out` somewhere; residuals and state are of no use then.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Each message is the bytes of a vector of its own (uint8 [bytes]); a round has one per sender.
+Steps = Generator[list[Tensor], Sequence[Tensor], Tensor | None]
+
+# Elements that are worked on at a time on a CPU: small enough for the L2 cache, and for torch not to start threads (it does from 32768
+# on), which would take the cores of backward. A multiple of 512, the buckets of QSGD.
+PIECE = 63 * 512
+
+
+def pieces(n: int, device: torch.device) -> Iterator[slice]:
+    """What is worked on at a time: all of it on a GPU."""
+    step = PIECE if device.type == "cpu" else max(n, 1)
+    return (slice(at, min(at + step, n)) for at in range(0, n, step))
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """The key of random numbers. `sender` is -1 for those that all senders share; `item` is the number of the tensor in the order in
+    which tensors are sent. The numbers are the same in every process life; on a GPU they are others than on a CPU."""
+
+    seed: int
+    iter: int
+    sender: int
+    item: int
+
+    def of(self, sender: int) -> "Draw":
+        return replace(self, sender=sender)
+
+    def uniform(self, device: torch.device) -> Callable[[int], Tensor]:
+        """A function that gives the next n numbers, even over the multiples of 2**-24 in [0, 1): float32 [n]. On a CPU all n but the last
+        must be even; every version of numpy gives the same."""
+        seeds = np.random.SeedSequence((self.seed, self.iter, self.sender + 1, self.item))
+        if device.type != "cpu":
+            generator = torch.Generator(device)
+            generator.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
+            return lambda n: torch.rand(n, generator=generator, device=device)
+        bits = np.random.PCG64DXSM(seeds)
+
+        def following(n: int) -> Tensor:
+            raw = bits.random_raw((n + 1) // 2).view(np.uint32)[:n]
+            return torch.from_numpy((raw >> 8).astype(np.float32)).mul_(2.0**-24)
+
+        return following
+
+
+class Operator:
+    """A method of compression, for one tensor. A subclass has its formula."""
+
+    residual: bool
+    """Whether it turns what it compresses into what it left out."""
+
+    def wire(self, dtype: torch.dtype) -> torch.dtype | None:
+        """To which type each number, and then each sum, is rounded, of a method that does no more: a reducer then adds up slices rather than
+        call `steps`. None of every other."""
+        return None
+
+    def basis(self) -> tuple[int, int] | None:
+        """The shape of what `steps` returns, where it returns something."""
+        return None
+
+    def sizes(self, n: int, element_size: int) -> tuple[int | None, ...]:
+        """Bytes of a sender's message in each round: as many as there are rounds. None: it varies, so lengths are sent first. Never more
+        than the vector has, over all rounds."""
+        raise NotImplementedError
+
+    def steps(
+        self, vectors: Sequence[Tensor], senders: Sequence[int], draw: Draw, out: Tensor, state: Tensor | None = None
+    ) -> Steps:
+        """Compress one tensor in one iteration; see above."""
+        raise NotImplementedError
+
+
+class OneRound(Operator):
+    """A method whose senders each send one message. A message as long as the vector itself is the decoded vector: that is how a method that
+    would save nothing goes."""
+
+    def size(self, n: int, element_size: int) -> int | None:
+        """Bytes of a message; None where they vary."""
+        return None
+
+    def encode(self, vector: Tensor, draw: Draw) -> Tensor:
+        """The message: uint8 [bytes], on the device of the vector, which stays as it is. `draw` has the sender."""
+        raise NotImplementedError
+
+    def decode(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
+        """out += the decoded message, the same bits on every rank; and vector -= decoded, if given."""
+        raise NotImplementedError
+
+    def sizes(self, n: int, element_size: int) -> tuple[int | None, ...]:
+        return (self.size(n, element_size),)
+
+    def steps(
+        self, vectors: Sequence[Tensor], senders: Sequence[int], draw: Draw, out: Tensor, state: Tensor | None = None
+    ) -> Steps:
+        messages = yield [self.encode(v, draw.of(s)) for v, s in zip(vectors, senders, strict=True)]
+        own = dict(zip(senders, vectors, strict=True)) if self.residual else {}
+        fixed = self.size(out.numel(), out.element_size())
+        for sender, message in enumerate(messages):
+            if fixed is not None:
+                expect(message, fixed)
+            if message.numel() == out.numel() * out.element_size():
+                take(from_bytes(message, out.dtype), out, own.get(sender))
+            else:
+                self.decode(message, out, own.get(sender))
+        return None
+
+
+class Fixed(OneRound):
+    """A method of one round whose message's length follows from n. Where that isn't below the vector's own, the vector goes as it is."""
+
+    def coded(self, n: int, element_size: int) -> int:
+        """Bytes of what `encode_all` gives."""
+        raise NotImplementedError
+
+    def encode_all(self, vector: Tensor, draw: Draw) -> Tensor:
+        raise NotImplementedError
+
+    def size(self, n: int, element_size: int) -> int:
+        return min(self.coded(n, element_size), n * element_size)
+
+    def encode(self, vector: Tensor, draw: Draw) -> Tensor:
+        n, width = vector.numel(), vector.element_size()
+        # A copy in any case: the vector becomes a residual while its message is still sent.
+        return self.encode_all(vector, draw) if self.coded(n, width) < n * width else joined([to_bytes(vector)])
+
+
+@dataclass(frozen=True, slots=True)
+class Dense(Fixed):
+    """d = c: NONE, for parameters that a rule leaves as they are."""
+
+    residual: bool
+
+    def wire(self, dtype: torch.dtype) -> torch.dtype | None:
+        return dtype
+
+    def coded(self, n: int, element_size: int) -> int:
+        return n * element_size
+
+
+@dataclass(frozen=True, slots=True)
+class BFloat16(Fixed):
+    """d = c rounded to bfloat16, to nearest even; float64 is rounded to float32 first. Without a memory slices are added up by one rank
+    each, which hands out the sum rounded once more: so the bytes fall to a half for any number of workers, and not for a few alone. A
+    residual would not have that second error, so with a memory every sender's d goes to all."""
+
+    residual: bool
+
+    def wire(self, dtype: torch.dtype) -> torch.dtype | None:
+        return None if self.residual else torch.bfloat16
+
+    def coded(self, n: int, element_size: int) -> int:
+        return 2 * n
+
+    def encode_all(self, vector: Tensor, draw: Draw) -> Tensor:
+        message = torch.empty_like(vector, dtype=torch.bfloat16)
+        for p in pieces(vector.numel(), vector.device):
+            message[p] = vector[p].float()
+        return to_bytes(message)
+
+    def decode(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
+        values = from_bytes(message, torch.bfloat16)
+        for p in pieces(out.numel(), out.device):
+            take(values[p].to(out.dtype), out[p], None if vector is None else vector[p])
+
+
+# -- bytes and numbers
+
+
+def expect(message: Tensor, length: int) -> None:
+    if message.numel() != length:
+        raise ValueError(f"a sender's message has {message.numel()} bytes; {length} were expected")
+
+
+def to_bytes(values: Tensor) -> Tensor:
+    if not values.numel():  # what came from numpy then has a stride of 0, which torch refuses to view
+        return values.new_empty(0, dtype=torch.uint8)
+    return values.contiguous().view(-1).view(torch.uint8)
+
+
+def from_bytes(message: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers that the bytes are; a copy if they don't lie where such numbers may."""
+    if not message.numel():
+        return message.new_empty(0, dtype=dtype)
+    if message.storage_offset() % dtype.itemsize or message.data_ptr() % dtype.itemsize:
+        message = message.clone()
+    return message.view(dtype)
+
+
+def largest_of(vector: Tensor) -> Tensor:
+    """[1]: the largest |v|; NaN if there is one."""
+    top = vector.new_zeros(1)
+    for p in pieces(vector.numel(), vector.device):
+        top = torch.maximum(top, vector[p].abs().amax())
+    return top
+
+
+def take(value: Tensor, out: Tensor, vector: Tensor | None) -> None:
+    """Adds a decoded piece to the sum and, where the sender is this rank's own, takes it from what was to be sent."""
+    for p in pieces(out.numel(), out.device):
+        out[p].add_(value[p])
+        if vector is not None:
+            vector[p].sub_(value[p])
+
+
+# -- numbers at some places of a vector, and vectors made of others. On a CPU numpy does it: for these torch starts threads at a few
+# thousand elements; with backward on all cores, waiting for them has taken 100 ms for 40 kB.
+
+
+def nonzero(mask: Tensor) -> Tensor:
+    """Where a vector isn't 0: int64, growing."""
+    if mask.device.type != "cpu":
+        return torch.nonzero(mask).view(-1)
+    return torch.from_numpy(np.flatnonzero(mask.numpy()))
+
+
+def picked(vector: Tensor, index: Tensor) -> Tensor:
+    if vector.device.type != "cpu":
+        return vector[index]
+    return torch.from_numpy(vector.numpy()[index.numpy()])
+
+
+def put(vector: Tensor, index: Tensor, values: Tensor | float) -> None:
+    if vector.device.type != "cpu":
+        vector[index] = values
+    else:
+        vector.numpy()[index.numpy()] = values.numpy() if isinstance(values, Tensor) else values
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    if parts[0].device.type != "cpu":
+        return torch.cat(list(parts))
+    return torch.from_numpy(np.concatenate([p.numpy() for p in parts]))
+
+
+def zeros(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
+    """On the device of `like`."""
+    if like.device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=like.device)
+    return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))
+
+
+# -- codes of a few bits, packed: code i of each eight is in bits i*width and up of the eight codes' `width` bytes, lowest first. Eight codes
+# are moved at a time, as the bytes of one 64-bit word. Words are little-endian, as on every machine that torch runs on.
+
+_LOW = (0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF, 0x00000000FFFFFFFF)
+_HIGH = (-0x00FF00FF00FF0100, -0x0000FFFF00010000, -0x0000000100000000)
+
+
+def pack(codes: Tensor, width: int) -> Tensor:
+    """uint8 [m width] from codes uint8 [8 m], each below 2**width. A width of 0 gives nothing."""
+    if width == 8:
+        return codes
+    words = codes.view(torch.int64)
+    packed = torch.empty(len(words), width, dtype=torch.uint8, device=codes.device)
+    for p in pieces(len(words) if width else 0, codes.device):
+        word = words[p]
+        for step, (low, high) in enumerate(zip(_LOW, _HIGH, strict=True)):
+            word = (word & low) | ((word & high) >> ((8 - width) << step))
+        packed[p] = word.view(torch.uint8).view(-1, 8)[:, :width]
+    return packed.view(-1)
+
+
+def unpack(packed: Tensor, width: int, count: int) -> Tensor:
+    """The codes again: uint8 [count], a multiple of 8."""
+    if width == 8:
+        return packed
+    codes = zeros((count,), packed, torch.uint8)
+    words, rows = codes.view(torch.int64), packed.view(-1, width) if width else packed
+    for p in pieces(len(words) if width else 0, packed.device):
+        word = words[p]
+        word.view(torch.uint8).view(-1, 8)[:, :width] = rows[p]
+        for step in (2, 1, 0):
+            bits = width << step  # of what is now one lane's lower half
+            lanes = sum(((1 << bits) - 1) << at for at in range(0, 64, 16 << step))
+            word = (word & lanes) | ((word & (lanes << bits)) << ((8 << step) - bits))
+        words[p] = word
+    return codes
