@@ -15,16 +15,13 @@ import processes
 import pytest
 import small
 
-pytest.importorskip("torchx")
-
 COMPONENT = Path(__file__).parents[2] / "stagerun" / "launch" / "torchx.py"
 
 
 def request(*words: str) -> dict[str, Any]:
     """What `torchx run --dryrun` shows."""
-    from torchx.runner import get_runner
-
-    with get_runner() as runner:
+    runners = pytest.importorskip("torchx.runner")
+    with runners.get_runner() as runner:
         info = runner.dryrun_component(f"{COMPONENT}:run", list(words), "kubernetes", {"queue": "default"})
     found: dict[str, Any] = info.request.resource
     return found

@@ -359,12 +359,16 @@ def to_be_told(pid: int) -> tuple[psutil.Process, signal.Signals] | None:
     """What to send a signal to, `pid` or the nearest one below it, so that all ranks save, and by which signal: an MPI's launcher or srun, or
     else whatever has `stagerun run` among its words, as torchrun has. None if there is neither: a script that comes to it later.
     """
-    found = [kin for kin in _family(pid) if not _is_shell(kin.pid)]
-    with suppress(psutil.Error):  # it is over
-        if launchers := [kin for kin in found if kin.name().startswith(_TAKES_USR1)]:
-            return launchers[0], signal.SIGUSR1
-        return next(((kin, signal.SIGTERM) for kin in found if words_of_run(kin.cmdline()) is not None), None)
-    return None
+    runs: list[psutil.Process] = []
+    for kin in _family(pid):
+        with suppress(psutil.Error):  # this one is over; the others are not
+            if _is_shell(kin.pid):
+                continue
+            if kin.name().startswith(_TAKES_USR1):
+                return kin, signal.SIGUSR1
+            if words_of_run(kin.cmdline()) is not None:
+                runs.append(kin)
+    return (runs[0], signal.SIGTERM) if runs else None
 
 
 def words_of_run(command: Sequence[str]) -> list[str] | None:
