@@ -12,10 +12,10 @@ from pathlib import Path
 
 from stagerun.data.datum import parse
 from stagerun.data.index import save
-from stagerun.data.indexing import build
 from stagerun.data.records import LmdbSource
-from stagerun.data.write import write_lmdb
 from stagerun.tools.data.fashion import CLASSES
+from stagerun.tools.data.indexing import build
+from stagerun.tools.data.new_lmdb import write_lmdb
 
 MOST, LEAST = 1000, 10
 SIZES = [round(MOST * (LEAST / MOST) ** (label / 9)) for label in range(10)]

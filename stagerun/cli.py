@@ -70,7 +70,7 @@ COMMANDS: Rows = (
         "stagerun.manual.command:help_command",
         "the manual: its pages, and every field of the solver files",
     ),
-    ("completion SHELL", "stagerun.command.completion:completion", "what bash, zsh or fish needs to complete all this"),
+    ("completion SHELL", "stagerun.tools.lsp.command:completion", "what bash, zsh or fish needs to complete all this"),
 )
 # The text of --help, and rows as above.
 GROUPS: dict[str, tuple[str, Rows]] = {
@@ -118,6 +118,33 @@ INSTEAD = {
     "show": "It was retired: `stagerun plan --net FILE`",
     "find-lr": "It was retired: `stagerun rehearse DIR --find-lr STAGE`",
     "preflight": "It was retired: `stagerun rehearse DIR --hosts FILE`",
+}
+
+_GOES_ON = "the same command goes on where a run stopped"
+OPTIONS_INSTEAD = {
+    **dict.fromkeys(("--resume", "--continue", "--restart", "--snapshot"), _GOES_ON),
+    "--workers-per-node": "with --hosts, --nproc is the number of workers on each",
+    "--remote-python": "the hosts need this interpreter at the same path",
+    **dict.fromkeys(
+        ("--min-nodes", "--max-restarts"), "it was retired: `stagerun retry -- stagerun run DIR --hosts FILE`"
+    ),
+    "--sync-code": "it was retired: install stagerun on the hosts",
+    "--watch": "it was retired: `stagerun view DIR` follows",
+    "--paired": "it was retired: `stagerun report OUT --format csv` has the numbers",
+    "--op": "it was retired: `stagerun report OUT... --by epoch --format csv` has the numbers",
+    "--log-format": "it was retired: `stagerun report OUT --format caffe` writes Caffe's log",
+    "--notify": "it was retired: `stagerun run DIR; COMMAND` runs COMMAND at the end, with the exit code in `$?`",
+    "--images-per-second": "`stagerun plan DIR --images-per-second N --budget TIME` says how many allocations it takes",
+    "--output": "`run` has --out; what other commands write goes to stdout: `> FILE`",
+    "--csv": "it was retired: --json has the same",
+    "--random": "it was retired: `--first K`; what `stagerun data import` writes is shuffled",
+    **dict.fromkeys(
+        ("--batch-size", "--device-batch-size", "--classes", "--train-source", "--val-source"),
+        "it is a field of schedule.prototxt, also in what `import caffe` writes",
+    ),
+    "--lint": "findings are always shown, and fail with --strict",
+    "--model": "the network is `model` in schedule.prototxt, also in what `import caffe` writes",
+    "--keep": "it was retired: undo the edit of the stage, which `stagerun plan` names, or --redo the stage",
 }
 
 
@@ -182,6 +209,8 @@ class Main(Group):
         try:
             return super().main(*args, **{**kwargs, "standalone_mode": False})
         except click.ClickException as error:
+            if isinstance(error, click.NoSuchOption) and (now := OPTIONS_INSTEAD.get(error.option_name)):
+                error = click.UsageError(f"No such option {error.option_name!r}: {now}", error.ctx)
             error.show()
             sys.exit(ExitCode.RECIPE)
         except click.exceptions.Exit as error:

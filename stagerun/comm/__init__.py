@@ -42,12 +42,7 @@ def make_reducer(
 
 
 def dense_bytes(
-    determinism: Determinism,
-    elements: int,
-    element_size: int,
-    workers: int,
-    logical_workers: int,
-    tail: int = 0,
+    determinism: Determinism, elements: int, element_size: int, workers: int, logical_workers: int, tail: int = 0
 ) -> int:
     """Bytes that rank 0 sends in an iteration whose gradients are not compressed, `tail` float64 numbers beside them: the formula behind
     all that is said of a share of dense.

@@ -10,37 +10,27 @@ The node of the tree over [low, high) splits at low + the largest power of two b
 logical workers.
 """
 
-import weakref
 from collections.abc import Callable, Sequence
+from functools import cache
 
-import torch
 from torch import Tensor, nn
 
 from stagerun.comm.group import Comm
+from stagerun.comm.reduce import Reducer, on_gradient
 
 Node = tuple[int, int]
 """[low, high): the logical workers below it."""
 
 
-def split(low: int, high: int) -> int:
-    """Where the tree's node over [low, high), at least 2 wide, is cut in two."""
-    return low + (1 << ((high - low - 1).bit_length() - 1))
-
-
-def is_node(low: int, high: int, total: int, middle: int) -> bool:
-    """Whether the tree over range(total) has a node [low, high) whose children meet at `middle`."""
-    a, b = 0, total
-    while (a, b) != (low, high):
-        if b - a <= 1:
-            return False
-        cut = split(a, b)
-        if high <= cut:
-            b = cut
-        elif low >= cut:
-            a = cut
-        else:
-            return False
-    return high - low > 1 and split(low, high) == middle
+@cache
+def tree(total: int) -> dict[Node, int]:
+    """Where each node of the tree over range(total) that is at least 2 wide is cut in two."""
+    cuts, nodes = {}, [(0, total)]
+    for low, high in nodes:
+        if high - low > 1:
+            cuts[low, high] = cut = low + (1 << ((high - low - 1).bit_length() - 1))
+            nodes += [(low, cut), (cut, high)]
+    return cuts
 
 
 def cover(run: range, total: int) -> list[Node]:
@@ -51,7 +41,7 @@ def cover(run: range, total: int) -> list[Node]:
             return [(low, high)]
         if high <= run.start or run.stop <= low:
             return []
-        cut = split(low, high)
+        cut = tree(total)[low, high]
         return walk(low, cut) + walk(cut, high)
 
     return walk(0, total)
@@ -61,7 +51,7 @@ def push(stack: list[Node], node: Node, total: int) -> int:
     """Puts a node on a stack of neighbours and joins it with its left sibling for as long as that is there; how often."""
     stack.append(node)
     joined = 0
-    while len(stack) >= 2 and is_node(stack[-2][0], stack[-1][1], total, middle=stack[-1][0]):
+    while len(stack) >= 2 and tree(total).get((stack[-2][0], stack[-1][1])) == stack[-1][0]:
         _, high = stack.pop()
         stack[-1] = (stack[-1][0], high)
         joined += 1
@@ -102,7 +92,7 @@ SLICE_BYTES = 1 << 20
 ALIGNED_BYTES = 64
 
 
-class TreeReducer:
+class TreeReducer(Reducer):
     """Each worker's nodes of the tree lie on a stack of flat buffers, the last registered parameter first, because backward fills them
     about in that order. A gradient is added as it comes, and a chunk of a finished node leaves when it is full and all before
     it have left: every rank sends the same in the same order."""
@@ -135,18 +125,18 @@ class TreeReducer:
         size = self.parameters[0].element_size()
         aligned, least = ALIGNED_BYTES // size, max(CHUNK_BYTES, SLICE_BYTES * self.comm.size)
         chunks: list[int] = []
+        members: list[int] = []
         start = offset = 0
-        self.members.append([])
         for i, p in enumerate(self.parameters):
             self.places.append((offset, len(chunks)))
-            self.members[-1].append(i)
-            p.register_post_accumulate_grad_hook(self._hook(i))
+            members.append(i)
+            on_gradient(p, self._take, i)
             offset += _up(p.numel(), aligned)
             if (offset - start) * size >= least or i == len(self.parameters) - 1:
                 chunks.append(_up(offset - start, aligned * self.comm.size))
-                start = offset = start + chunks[-1]
-                if i < len(self.parameters) - 1:
-                    self.members.append([])
+                self.members.append(members)
+                start, members = start + chunks[-1], []
+                offset = start
         return chunks
 
     def _vectors(self, chunks: Sequence[int], like: Tensor) -> "_Vectors":
@@ -157,17 +147,6 @@ class TreeReducer:
             buffer[offset : offset + p.numel()].as_strided(p.size(), p.stride())
             for p, (offset, _) in zip(self.parameters, self.places, strict=True)
         ]
-
-    def _hook(self, index: int) -> Callable[[Tensor], None]:
-        # Held weakly, as by FlatReducer: the garbage collector doesn't see the hooks of a parameter.
-        reducer = weakref.ref(self)
-
-        def filled(parameter: Tensor) -> None:
-            owner = reducer()
-            if owner is not None and owner.armed:
-                owner._take(index, parameter)
-
-        return filled
 
     def begin(self, iter: int = 0) -> None:
         self.stack = []
@@ -215,8 +194,11 @@ class TreeReducer:
                 for chunk in range(len(vectors.chunks)):
                     vectors.send(index, chunk)
 
-    def _take(self, index: int, parameter: Tensor) -> None:
+    def _take(self, index: int) -> None:
         """The gradient of a parameter has come."""
+        if not self.armed:
+            return
+        parameter = self.parameters[index]
         self._put(index, parameter.grad)
         parameter.grad = None
         self.arrived[index] = True
@@ -242,9 +224,8 @@ class TreeReducer:
 
     def finish(self) -> Tensor:
         assert self.tails is not None
-        for round in range(
-            len(self.nodes[self.comm.rank]), max(map(len, self.nodes))
-        ):  # in which others have more to send
+        # Rounds in which others have more to send.
+        for round in range(len(self.nodes[self.comm.rank]), max(map(len, self.nodes))):
             for vectors in (self.tails, self.gradients):
                 for chunk in range(len(vectors.chunks)):
                     vectors.send(round, chunk)
@@ -253,12 +234,6 @@ class TreeReducer:
         for p, view in zip(self.parameters, self.views[0], strict=True):
             p.grad = view
         return self.tails.held[0][: self.tail_length]
-
-    def look(self, tensor: Tensor) -> list[float]:
-        return self.comm.look(tensor)
-
-    def accept(self) -> None:
-        pass
 
 
 class _Vectors:
@@ -275,11 +250,15 @@ class _Vectors:
         self.chunks, self.nodes, self.comm = chunks, nodes, comm
         self.starts = [sum(chunks[:n]) for n in range(len(chunks))]
         # Zeros, since what lies between the parameters is added up, too.
-        self.held = [torch.zeros(sum(chunks), dtype=like.dtype, device=like.device) for _ in range(depth)]
+        self.held = [like.new_zeros(sum(chunks)) for _ in range(depth)]
         self.additions = additions([node for own in nodes for node in own], total)
-        count = sum(map(len, nodes)) if comm.size > 1 else 0
-        self.received = torch.zeros(count * (sum(chunks) // comm.size), dtype=like.dtype, device=like.device)
         self.waits: dict[int, list[Callable[[], None]]] = {}
+        # By round and chunk: for each rank, whether it has a node for the round; and where this rank's slices of those lie.
+        self.has = [[len(own) > round for own in nodes] for round in range(max(map(len, nodes)))]
+        self.received: dict[tuple[int, int], Tensor] = {}
+        for round, has in enumerate(self.has if comm.size > 1 else ()):
+            for number, size in enumerate(chunks):
+                self.received[round, number] = like.new_zeros(sum(has) * (size // comm.size))
 
     def chunk(self, place: int, chunk: int) -> Tensor:
         start = self.starts[chunk]
@@ -288,30 +267,11 @@ class _Vectors:
     def send(self, round: int, chunk: int) -> None:
         if self.comm.size == 1:
             return
-        width = self.chunks[chunk] // self.comm.size
-        has = [len(own) > round for own in self.nodes]
+        width, has, received = self.chunks[chunk] // self.comm.size, self.has[round], self.received[round, chunk]
         mine = has[self.comm.rank]
-        sent = self.chunk(round, chunk) if mine else self.received[:0]
-        self.waits.setdefault(chunk, []).append(
-            self.comm.exchange(
-                sent, [width * mine] * self.comm.size, self._round(round, chunk), [width * yes for yes in has]
-            )
-        )
-
-    def _round(self, round: int, chunk: int) -> Tensor:
-        """Where the slices of a round lie, by rank."""
-        counts = [sum(len(own) > n for own in self.nodes) for n in range(round + 1)]
-        width = self.chunks[chunk] // self.comm.size
-        start = self.starts[chunk] // self.comm.size * sum(map(len, self.nodes)) + width * sum(counts[:round])
-        return self.received[start : start + width * counts[round]]
-
-    def _slices(self, chunk: int) -> list[Tensor]:
-        """This rank's slice of each node of all ranks, in order."""
-        rounds = [
-            iter(self._round(n, chunk).split(self.chunks[chunk] // self.comm.size))
-            for n in range(max(map(len, self.nodes)))
-        ]
-        return [next(rounds[n]) for own in self.nodes for n in range(len(own))]
+        sent = self.chunk(round, chunk) if mine else received[:0]
+        wait = self.comm.exchange(sent, [width * mine] * self.comm.size, received, [width * yes for yes in has])
+        self.waits.setdefault(chunk, []).append(wait)
 
     def finish(self) -> list[Callable[[], None]]:
         """Adds up what came, and starts handing it out; the answers wait for that."""
@@ -321,7 +281,9 @@ class _Vectors:
         for chunk, size in enumerate(self.chunks):
             for wait in self.waits.pop(chunk):
                 wait()
-            slices = self._slices(chunk)
+            # This rank's slice of each node of all ranks, in order.
+            rounds = [iter(self.received[round, chunk].split(size // self.comm.size)) for round in range(len(self.has))]
+            slices = [next(rounds[n]) for own in self.nodes for n in range(len(own))]
             for into, other in self.additions:
                 slices[into].add_(slices[other])
             pieces = self.chunk(0, chunk).split(size // self.comm.size)

@@ -9,50 +9,55 @@ the gradients travels a *tail*, float64 [n]: BatchNorm statistics, the loss, fla
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from stagerun.comm.group import Comm
+from stagerun.comm.group import Comm, SoloComm
 
 # Gradients are sent in pieces of about this size, each as soon as backward has filled it. Part of what the bits depend on.
 CHUNK_BYTES = 4 * 1024 * 1024
 
 
-class Reducer(Protocol):
+class Reducer:
     layout: str
     """What the bits of the sum depend on, in words; stored in snapshots."""
+    comm: Comm
 
     def begin(self, iter: int = 0) -> None:
-        """Forgets the gradients of the iteration before. `iter`: updates done in this stage."""
+        """Forget the gradients of the iteration before. `iter`: updates done in this stage."""
+        raise NotImplementedError
 
     def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
         """Backward of one logical worker's `loss` (a scalar); `last` on this rank. `tail` may be reused afterwards."""
+        raise NotImplementedError
 
     def break_off(self, tail: Tensor) -> None:
         """In the place of what this rank has left to `add`: it takes part in the same collectives as ever, so that ranks that
         don't know go through theirs, but adds no more gradients. What `finish` then gives is of no use, on any rank, but for
         the parts of the tail that are 0 or nearly so everywhere else."""
+        raise NotImplementedError
 
     def finish(self) -> Tensor:
-        """Waits, on a GPU by queueing what comes after it. Every parameter's `.grad` is now the sum over all logical workers, and so is the
+        """Wait, on a GPU by queueing what comes after it. Every parameter's `.grad` is now the sum over all logical workers, and so is the
         returned tail."""
+        raise NotImplementedError
 
     def look(self, tensor: Tensor) -> list[float]:
         """The numbers of a tensor that was computed from what `finish` gave."""
+        return self.comm.look(tensor)
 
     def accept(self) -> None:
         """The update was made: what this iteration left unsent, if anything, is sent with the next."""
 
 
-class SoloReducer:
+class SoloReducer(Reducer):
     """One worker: autograd adds the logical workers up in order, and nothing is sent."""
 
     layout = "solo"
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters = parameters
+        self.parameters, self.comm = parameters, SoloComm()
         self.tail: Tensor | None = None
 
     def begin(self, iter: int = 0) -> None:
@@ -74,11 +79,17 @@ class SoloReducer:
                 p.grad = torch.zeros_like(p)
         return self.tail
 
-    def look(self, tensor: Tensor) -> list[float]:
-        return tensor.tolist()  # type: ignore[no-any-return]
 
-    def accept(self) -> None:
-        pass
+def on_gradient(parameter: nn.Parameter, take: Callable[..., None], *place: int) -> None:
+    """Call the method `take` with `place` whenever the parameter's gradient has come. The method's object is held weakly: the garbage collector
+    doesn't see the hooks of a parameter, so a reducer that they held would never be freed, nor the gradients of a stage that is over."""
+    method = weakref.WeakMethod(take)
+
+    def hook(_: Tensor) -> None:
+        if (alive := method()) is not None:
+            alive(*place)
+
+    parameter.register_post_accumulate_grad_hook(hook)
 
 
 def chunks_of(elements: Sequence[int], element_size: int) -> list[int]:
@@ -99,7 +110,7 @@ def views_of(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     return [part.as_strided(p.size(), p.stride()) for part, p in parts]
 
 
-class FlatReducer:
+class FlatReducer(Reducer):
     """Each worker adds up its own logical workers; the workers are added by ring all-reduce, chunk by chunk.
 
     Gradients are views into one flat buffer, the last registered parameter first, because backward fills them about in
@@ -116,62 +127,39 @@ class FlatReducer:
         self.comm = comm
         ordered = list(reversed(parameters))
         self.flat = torch.zeros(sum(p.numel() for p in ordered), dtype=ordered[0].dtype, device=ordered[0].device)
-        self.chunks: list[Tensor] = []
-        self.sizes: list[int] = []  # parameters per chunk
-        self.views: list[tuple[nn.Parameter, Tensor]] = []
-        self.missing: list[int] = []
+        self.views = list(zip(ordered, views_of(self.flat, ordered), strict=True))
         self.placed: list[bool] = []  # of each parameter: whether its view holds a gradient of this iteration
+        self.sizes = self._counts(ordered)  # parameters per chunk
+        of_chunk = [chunk for chunk, count in enumerate(self.sizes) for _ in range(count)]
+        lengths = [0] * len(self.sizes)
+        for index, (p, chunk) in enumerate(zip(ordered, of_chunk, strict=True)):
+            lengths[chunk] += p.numel()
+            on_gradient(p, self._filled, index, chunk)
+        self.chunks = self.flat.split(lengths)
+        self.missing: list[int] = []
         self.sent = 0
         self.active = self.armed = False  # between `begin` and `finish`; within this rank's last backward
         self.pending: list[Callable[[], None]] = []
         self.tail: Tensor | None = None
-        self._cut(ordered)
-
-    def _cut(self, ordered: list[nn.Parameter]) -> None:
-        self.views = list(zip(ordered, views_of(self.flat, ordered), strict=True))
-        start = index = 0
-        for count in self._counts(ordered):
-            members = ordered[index : index + count]
-            for i, p in enumerate(members, index):
-                p.register_post_accumulate_grad_hook(self._hook(i, len(self.chunks)))
-            end = start + sum(p.numel() for p in members)
-            self.chunks.append(self.flat[start:end])
-            self.sizes.append(count)
-            start, index = end, index + count
 
     def _counts(self, ordered: list[nn.Parameter]) -> list[int]:
         """Parameters of each chunk."""
         return chunks_of([p.numel() for p in ordered], self.flat.element_size())
 
-    def _hook(self, index: int, chunk: int) -> Callable[[Tensor], None]:
-        # Held weakly: the garbage collector doesn't see the hooks of a parameter, so a reducer that they held would
-        # never be freed, nor the weights and gradients of a stage that is over.
-        reducer = weakref.ref(self)
-
-        def filled(parameter: Tensor) -> None:
-            owner = reducer()
-            if owner is None or not owner.active:
-                return
-            if not owner.placed[index]:
-                owner._place(index, parameter)
-            if owner.armed:
-                owner._count(chunk)
-
-        return filled
-
-    def _place(self, index: int, parameter: Tensor) -> None:
-        """The first gradient of a parameter has come."""
-        view = self.views[index][1]
-        assert parameter.grad is not None
-        # 0 is added, since -0 + 0 is another number: the sum is to have the bits that it has had in a buffer of zeros.
-        torch.add(parameter.grad, 0.0, out=view)
-        parameter.grad, self.placed[index] = view, True
-
-    def _count(self, chunk: int) -> None:
-        """One more parameter of `chunk` has its gradient."""
-        self.missing[chunk] -= 1
-        while self.sent < len(self.chunks) and self.missing[self.sent] == 0:
-            self._send()
+    def _filled(self, index: int, chunk: int) -> None:
+        """A parameter of `chunk` has its gradient."""
+        if not self.active:
+            return
+        parameter, view = self.views[index]
+        if not self.placed[index]:
+            assert parameter.grad is not None
+            # 0 is added, since -0 + 0 is another number: the sum is to have the bits that it has had in a buffer of zeros.
+            torch.add(parameter.grad, 0.0, out=view)
+            parameter.grad, self.placed[index] = view, True
+        if self.armed:
+            self.missing[chunk] -= 1
+            while self.sent < len(self.chunks) and self.missing[self.sent] == 0:
+                self._send()
 
     def _send(self) -> None:
         self.pending.append(self.comm.all_reduce(self.chunks[self.sent]))
@@ -186,20 +174,31 @@ class FlatReducer:
     def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
         self.tail = tail.clone() if self.tail is None else self.tail.add_(tail)
         if last:
-            self.missing, self.sent, self.armed = list(self.sizes), 0, True
-            self.pending = [self.comm.all_reduce(self.tail)]
+            self._arm()
         loss.backward()
 
     def break_off(self, tail: Tensor) -> None:
         # As `add` of the last logical worker: the tail first, then, in `finish`, all chunks in their order.
         self.tail = tail.clone() if self.tail is None else self.tail.add_(tail)
-        self.sent, self.pending = 0, [self.comm.all_reduce(self.tail)]
+        self._arm()
+
+    def _arm(self) -> None:
+        self.missing, self.sent, self.armed = list(self.sizes), 0, True
+        self._send_tail()
+
+    def _send_tail(self) -> None:
+        assert self.tail is not None
+        self.pending = [self.comm.all_reduce(self.tail)]
+
+    def _fill(self) -> None:
+        """Put zeros where no loss has reached, or all was broken off before."""
+        for index, (p, view) in enumerate(self.views):
+            if not self.placed[index]:
+                p.grad = view.zero_()
 
     def finish(self) -> Tensor:
         self.armed = self.active = False
-        for index, (p, view) in enumerate(self.views):
-            if not self.placed[index]:  # not reached by this loss, or broken off before
-                p.grad = view.zero_()
+        self._fill()
         while self.sent < len(self.chunks):  # chunks with such a parameter
             self._send()
         for wait in self.pending:
@@ -207,14 +206,8 @@ class FlatReducer:
         assert self.tail is not None
         return self.tail
 
-    def look(self, tensor: Tensor) -> list[float]:
-        return self.comm.look(tensor)
 
-    def accept(self) -> None:
-        pass
-
-
-class Switch:
+class Switch(Reducer):
     """The reducer of whose turn it is."""
 
     def __init__(self, now: Reducer) -> None:

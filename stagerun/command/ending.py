@@ -1,7 +1,6 @@
 """How a command ends: one message for the user, and the exit code."""
 
 import errno
-import functools
 import io
 import os
 import re
@@ -10,7 +9,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -32,7 +31,7 @@ class Printable:
     """A text stream that gets what a terminal may get: names, keys and messages come from files that others have made."""
 
     def __init__(self, stream: TextIO) -> None:
-        # Where rich looks: its own commands go there, and `command.progress.Terminal` sees to its words.
+        # Where rich looks: its own commands go there, and `command.terminal.Terminal` sees to its words.
         self.rich_proxied_file = stream
         if not (stream.encoding or "utf-8").lower().startswith("utf") and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -160,9 +159,6 @@ def of_surroundings(error: BaseException) -> StagerunError | None:
         if memory != resource.RLIM_INFINITY:
             message = f"there is no more memory: a process may have {size(memory)} of address space here"
             return StorageError(message, f"raise that limit (ulimit -v unlimited) {again}")
-    if isinstance(error, RuntimeError) and "/dev/urandom" in text:
-        message = f"torch needs random numbers of the system: {text}"
-        return StorageError(message, f"make or bind /dev/urandom in this container {again}")
     return None
 
 
@@ -177,19 +173,6 @@ def bug_report(error: BaseException) -> str:
     except OSError:
         where = f"please report it with these lines:\n{text}"
     return f"this is a bug of stagerun: {type(error).__name__}: {error}\n  hint: {where}"
-
-
-def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(command)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return command(*args, **kwargs)
-        except (click.exceptions.Exit, click.ClickException, click.Abort, SystemExit):
-            raise
-        except BaseException as error:
-            end_with(error)
-
-    return wrapper
 
 
 @contextmanager

@@ -56,8 +56,6 @@ Overrides = Annotated[
     ),
 ]
 Out = Annotated[str | None, option("--out FOLDER", "Output folder.  [default: ./out/NAME]")]
-OutToCome = Annotated[str | None, option("--out FOLDER", "Output folder of the run to come.  [default: ./out/NAME]")]
-OutOfName = Annotated[str | None, option("--out FOLDER", "Output folder, where SNAPSHOT is a name.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,41 +103,11 @@ Threads = Annotated[
 DeviceBatch = Annotated[
     int | None, option("--device-batch N", "Images per forward pass, where the real batch does not fit.", least=1)
 ]
-ForwardBatch = Annotated[
-    int | None, option("--device-batch N", "Images per forward pass.  [default: test_batch_size]", least=1)
-]
-OwnThreads = Annotated[
-    int | None, option("--threads N", "Threads.  [default: OMP_NUM_THREADS, or one per processor]", least=1)
-]
-DataThreads = Annotated[
-    int | None,
-    option("--threads N", "Threads.  [default: one per processor of this process]", type=click.IntRange(1)),
-]
-Views = Annotated[
-    str,
-    option(
-        "--views",
-        "What is averaged for an image: nothing; it and its mirror; four corners, centre, and their mirrors.",
-        type=click.Choice(["one", "flip", "10crop"]),
-    ),
-]
-Ema = Annotated[bool, option("--ema", "The averaged weights (`ema_decay`) in place of the trained ones.")]
 TrustCode = Annotated[
     bool, option("--trust-code", "Run the Python that the snapshot's recipe names: DIR's, or the snapshot's own copy.")
 ]
 Synthetic = Annotated[bool, option("--synthetic", "Make up images of the right kind: no data needed.")]
 Json = Annotated[bool, option("--json", "One JSON object on stdout.")]
-
-
-PlotFile = Annotated[str | None, option("--plot FILE.svg", "Also draw it.")]
-Scale = Annotated[
-    str | None,
-    option(
-        "--scale",
-        "With --plot: of the learning rate.  [default: log where it falls far for long]",
-        type=click.Choice(("log", "linear")),
-    ),
-]
 
 
 def limits(words: Sequence[str]) -> Limits | None:

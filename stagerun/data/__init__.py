@@ -5,9 +5,9 @@ what is done to a picture, and `pixels` does it; `pictures` does all of this for
 sets. `loader` turns positions into batches, which threads make ahead in `stream`; `loaders` has those of training and of the kinds
 of evaluation, and `preflight` looks at some of their images before a run. `jpeg/` has the ways to decode: a new one is a row in `jpeg/choice`.
 
-`weights` finds the weights that a stage starts with, `mean_file` reads Caffe's mean image.
+`weights` finds the weights that a stage starts with, and reads Caffe's mean image.
 
-`index` is the side file of an LMDB, `rows` what it knows of a record, `indexing` makes it; `stagerun.system.lmdb_file` reads the LMDB itself.
-`scratch/` copies LMDBs to fast disk. `importing/` makes LMDBs of images in other forms, `write` small ones. What is done to image sets
+`index` is the side file of an LMDB, `rows` what it knows of a record; `stagerun.system.lmdb_file` reads the LMDB itself.
+`scratch/` copies LMDBs to fast disk. `importing/` makes LMDBs of images in other forms. What is done to image sets
 beside a run is in `stagerun.tools.data`.
 """

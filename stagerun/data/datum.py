@@ -107,6 +107,8 @@ class _Png:
             raise _cut_off("PNG")
         header = read_png(data)
         self.height, self.width, self.kind = header.height, header.width, header.kind
+        if not self.height or not self.width:
+            raise _cut_off("PNG")
         if self.height * self.width > jpeg.MAX_PIXELS:
             raise DataError(
                 f"the image is {self.height} x {self.width} pixels (height x width), more than {jpeg.MAX_PIXELS:,}",
@@ -140,18 +142,6 @@ def _channels(own: int, wanted: int | None) -> int:
         f"the image has {own} channels, the network takes {wanted}",
         f"convert that file to grey; or set `channels: {own}` under `model` in schedule.prototxt, which takes grey ones, too",
     )
-
-
-def coded_picture(data: memoryview, channels: int | None, decoder: MakeDecoder) -> StoredPicture:
-    """A JPEG or PNG that gives `channels` channels, 1 or 3, or as many as it has. DataError for what is neither, cut off, or of other
-    channels."""
-    found = family(data)
-    if found == "JPEG":
-        return _Jpeg(data, channels, decoder)
-    if found == "PNG":
-        return _Png(data, channels)
-    but = f", but {found}" if found else ""
-    raise DataError(f"the encoded image is neither JPEG nor PNG{but}", "convert it before the LMDB is made")
 
 
 def cut(image: NDArray[np.uint8], part: Rectangle) -> NDArray[np.uint8]:
@@ -208,8 +198,15 @@ def parse(record: bytes | memoryview) -> Fields:
     view = memoryview(record)
     if not len(view):
         raise DataError("the record is empty", "make the LMDB again from its source")
-    fields = _parse_usual(view)
-    return _parse_any(view) if fields is None else fields
+    if (fields := _parse_usual(view)) is not None:
+        return fields
+    try:
+        datum = caffe_pb2.Datum.FromString(bytes(view))
+    except DecodeError:
+        raise DataError("the record is not a Caffe Datum", "stagerun reads LMDBs of Caffe's Datum messages") from None
+    shape = datum.channels, datum.height, datum.width
+    labelled, floats = datum.HasField("label"), tuple(datum.float_data)
+    return Fields(memoryview(datum.data), *shape, datum.label, datum.encoded, labelled, floats)
 
 
 def _parse_usual(view: memoryview) -> Fields | None:
@@ -262,23 +259,6 @@ def _parse_usual(view: memoryview) -> Fields | None:
     return fields
 
 
-def _parse_any(view: memoryview) -> Fields:
-    try:
-        datum = caffe_pb2.Datum.FromString(bytes(view))
-    except DecodeError:
-        raise DataError("the record is not a Caffe Datum", "stagerun reads LMDBs of Caffe's Datum messages") from None
-    return Fields(
-        memoryview(datum.data),
-        datum.channels,
-        datum.height,
-        datum.width,
-        datum.label,
-        datum.encoded,
-        datum.HasField("label"),
-        tuple(datum.float_data),
-    )
-
-
 def raw_datum(image: Image, label: int) -> caffe_pb2.Datum:
     """A Datum that holds the pixels of an image, uint8[height, width, channels], as they are."""
     height, width, channels = image.shape
@@ -303,17 +283,22 @@ def wrong_label(label: int, num_classes: int) -> DataError | None:
 def picture_of(fields: Fields, channels: int | None, decoder: MakeDecoder = make_decoder) -> StoredPicture:
     """The Datum's picture, its size known, its pixels not yet decoded. DataError if it can't give `channels` channels (None: 1 or 3).
 
-    Raw bytes (channels x height x width) must have exactly `channels` channels. Encoded images are JPEG or PNG with 8
-    bits per channel; where 3 channels are wanted a grey one is repeated three times (Caffe stops there; ILSVRC has
-    some), and CMYK becomes B, G, R as OpenCV does it. Orientation in EXIF data is not applied, as in Caffe. What can't be known: bytes
-    changed inside a JPEG's scan, which decode to a wrong picture.
+    Raw bytes (channels x height x width) must have exactly `channels` channels. A grey JPEG or PNG is repeated where three are wanted (Caffe
+    stops there; ILSVRC has some), CMYK becomes B, G, R as OpenCV does it. EXIF's orientation is not applied, as in Caffe. Bytes that were
+    changed inside a JPEG's scan go unnoticed.
     """
     if not len(fields.data):
         if fields.floats:
             raise DataError("the Datum holds float_data", "only images of 8 bits per channel (field `data`) are read")
         raise DataError("the Datum holds no image", "make the LMDB again from its source")
     if fields.encoded:
-        return coded_picture(fields.data, channels, decoder)
+        found = family(fields.data)
+        if found == "JPEG":
+            return _Jpeg(fields.data, channels, decoder)
+        if found == "PNG":
+            return _Png(fields.data, channels)
+        but = f", but {found}" if found else ""
+        raise DataError(f"the encoded image is neither JPEG nor PNG{but}", "convert it before the LMDB is made")
     c, h, w = fields.channels, fields.height, fields.width
     if c < 1 or h < 1 or w < 1 or c * h * w != len(fields.data):
         raise DataError(

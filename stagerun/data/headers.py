@@ -5,7 +5,7 @@ Of JPEG (by `jpeg.header`) and PNG (W3C, third edition); others are only told ap
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from stagerun.data import jpeg
 from stagerun.data.jpeg import BadImage
@@ -25,14 +25,12 @@ _MAGIC = (
 _ORIENTATION = 0x0112
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     family: str  # "JPEG", "PNG", ...
     kind: str  # "progressive grey JPEG", "grey PNG", "GIF", ...
     height: int  # as stored, before any rotation; 0 x 0 of other formats than JPEG and PNG
     width: int
     channels: int  # as stored: 4 is CMYK in a JPEG; 0 where the header doesn't say
-    plain: bool  # a JPEG or PNG of 8 bits, B, G, R or grey, without anything that must be taken out
     oddities: tuple[str, ...] = ()  # those of odd.ODDITIES that the header shows
     orientation: int = 1  # by EXIF, 1 .. 8
 
@@ -49,7 +47,7 @@ def read_header(data: bytes) -> Header:
     """BadImage if it isn't an image's, is cut off, or of a kind that can't be used."""
     name = family(data)
     if name not in ("JPEG", "PNG"):  # Pillow reads the rest
-        return Header(name, name, 0, 0, 0, False, (name,))
+        return Header(name, name, 0, 0, 0, (name,))
     try:
         return _jpeg(data) if name == "JPEG" else read_png(data)
     except (struct.error, IndexError):
@@ -64,8 +62,7 @@ def _jpeg(data: bytes) -> Header:
     odd = ["EXIF rotation"] if turned > 1 else []
     if found.components == 4:
         odd.append("CMYK")
-    plain = found.components != 4
-    return Header("JPEG", found.kind, found.height, found.width, found.components, plain, tuple(odd), turned)
+    return Header("JPEG", found.kind, found.height, found.width, found.components, tuple(odd), turned)
 
 
 def read_png(data: bytes | memoryview) -> Header:
@@ -88,14 +85,13 @@ def read_png(data: bytes | memoryview) -> Header:
         odd.append("alpha")
     if b"acTL" in chunks:
         odd.append("animated")
-    plain = not odd
     turned = orientation(chunks.get(b"eXIf", b""))
     if turned > 1:
         odd.append("EXIF rotation")
     channels = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}.get(colour)
     if channels is None:
         raise BadImage("damaged", f"the PNG's colour type is {colour}")
-    return Header("PNG", "grey PNG" if channels == 1 else "PNG", height, width, channels, plain, tuple(odd), turned)
+    return Header("PNG", "grey PNG" if channels == 1 else "PNG", height, width, channels, tuple(odd), turned)
 
 
 def png_chunks(data: bytes | memoryview) -> Iterator[tuple[bytes, int, int]]:

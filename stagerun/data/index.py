@@ -130,37 +130,32 @@ def save(index: Index, folder: str) -> None:
         raise StorageError(f"{file}: can't be written: {why(error, file.parent)}", hint_for(error)) from None
 
 
-def load(folder: str, lmdb: LmdbFile | None = None) -> Index | None:
-    """The side file of the LMDB in `folder`, which may be open already; None if there is none.
+def load(folder: str, lmdb: LmdbFile | None = None, sampled: bool = True) -> Index | None:
+    """The side file of the LMDB in `folder`, which may be open already; None if there is none. Not `sampled`: for those who compare all
+    records.
 
     DataError if it is damaged, or was made for another LMDB, or another state of this one. The arrays can't be written to.
     """
     lmdb = lmdb or LmdbFile(folder)
-    index = load_unsampled(lmdb)
-    if index is None:
-        return None
+    index = read(folder)
+    if index is not None and is_stale(index, lmdb):
+        raise DataError(
+            f"{Path(folder) / SIDE_FILE}: belongs to another state of data.mdb: the LMDB was changed after its index was made",
+            f"if the change was meant, {_MADE_AGAIN.format(folder=folder)}",
+        )
+    if index is None or not sampled:
+        return index
     try:
         foreign = foreign_record(index, lmdb)
     except OSError as error:
         raise StorageError(
-            f"{lmdb.path}: data.mdb can't be read: {error.strerror}", "check the disk or the file server"
+            f"{folder}: data.mdb can't be read: {error.strerror}", "check the disk or the file server"
         ) from None
     if foreign is not None:
         raise DataError(
-            f"{Path(lmdb.path) / SIDE_FILE}: record `{printable(index.key(foreign))}` is not the one that it was made of: "
+            f"{Path(folder) / SIDE_FILE}: record `{printable(index.key(foreign))}` is not the one that it was made of: "
             "it belongs to another LMDB, or the record is damaged",
-            f"copy both files again from where they were made together, or {_MADE_AGAIN.format(folder=lmdb.path)}",
-        )
-    return index
-
-
-def load_unsampled(lmdb: LmdbFile) -> Index | None:
-    """As `load`, no record compared: for those who compare all of them."""
-    index = read(lmdb.path)
-    if index is not None and is_stale(index, lmdb):
-        raise DataError(
-            f"{Path(lmdb.path) / SIDE_FILE}: belongs to another state of data.mdb: the LMDB was changed after its index was made",
-            f"if the change was meant, {_MADE_AGAIN.format(folder=lmdb.path)}",
+            f"copy both files again from where they were made together, or {_MADE_AGAIN.format(folder=folder)}",
         )
     return index
 
@@ -206,7 +201,10 @@ def _parse(data: bytes) -> Index:
     said = json_object(text.encode())
     if said.get("version") != _VERSION:
         raise ValueError(f"its version is {said.get('version')}, this stagerun knows {_VERSION}")
-    if any(arrays[name].dtype != kind for name, kind in _ARRAYS.items()) or _digest(text, arrays) != digest:
+    if (
+        any((arrays[name].dtype, arrays[name].ndim) != (kind, 1) for name, kind in _ARRAYS.items())
+        or _digest(text, arrays) != digest
+    ):
         raise ValueError("its bytes are not those that were written")
     for numbers in arrays.values():
         numbers.flags.writeable = False

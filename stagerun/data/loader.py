@@ -6,10 +6,8 @@ damaged JPEGs `jpeg.decoder` says how far that was tried.)
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +16,12 @@ from stagerun.base import order
 from stagerun.base.errors import DataError, StagerunError
 from stagerun.base.recipe import Transform
 from stagerun.base.text import first
-from stagerun.data import datum, transform
+from stagerun.data import transform
 from stagerun.data.datum import DecodedPicture, Image, Picture
 from stagerun.data.pictures import LoaderOptions, NetworkInput, Pictures, finished_size
 from stagerun.data.pixels import Draw
 from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import Records, spread
-from stagerun.data.rows import look
 from stagerun.data.stream import Batch, Buffers, Stream
 
 __all__ = ["Augment", "Batch", "Job", "Loader", "LoaderOptions", "NetworkInput", "Stream", "Training"]
@@ -55,8 +52,7 @@ class Training:
     side: Callable[[int], int | None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """A batch being made: `indices` are the records at its positions; `numbers` and
     `colours` are uint64[count, ...]; `param` is the transform, its crop_size that of this batch."""
 
@@ -79,8 +75,6 @@ class Loader:
         training: Training | None = None,
         options: LoaderOptions = LoaderOptions(),  # noqa: B008  # it is frozen
     ) -> None:
-        if options.depth < 1 or options.threads < 1:
-            raise ValueError("depth and threads are 1 or more")
         self.records, self.options = records, options
         self._param, self._network, self._training = param, network, training
         self._python, self._seed = (training.python, training.seed) if training else (None, 0)
@@ -109,8 +103,6 @@ class Loader:
 
     def plan(self, position: int, count: int) -> Job:
         """The batch of `count` images from `position` on, still empty. For `Stream`."""
-        if count < 1:
-            raise ValueError("a batch has at least one image")
         positions = np.arange(position, position + count, dtype=np.int64)
         indices = self._order.at(position, count).tolist()
         training, param, numbers, colours = self._training, self._param, self._numbers(positions), None
@@ -162,7 +154,7 @@ class Loader:
         """Record i's picture, as it is cut from at a position, and its label."""
         picture, label = self._pictures.open(i)
         if self._python is not None:
-            whole = self._pictures.whole(i, picture)
+            whole = self._pictures.decode(i, picture)
             picture = DecodedPicture(self._python(whole, self._seed, position, lambda: self._pictures.place(i)))
         return picture, label
 
@@ -215,8 +207,8 @@ class Loader:
         return [_counted(of_one, len(looked_at)) for of_one in causes.values()]
 
     def _telling(self) -> list[int]:
-        """Records that show a mistake if any does, by the side file: the least high, the highest, the least wide and the widest image; the
-        first of a few labels that the network has no outputs for; and for a network of grey images the first in colour."""
+        """Records that show a mistake if any does, by the side file: the least high, the highest, the least wide and the widest image; and
+        the first of a few labels that the network has no outputs for."""
         if (index := self.records.index) is None:
             return []
         found = []
@@ -226,21 +218,12 @@ class Loader:
                 found += [int(known[np.argmin(sides[known])]), int(known[np.argmax(sides[known])])]
         wrong = np.flatnonzero(index.labels >= self._network.num_classes)
         found += wrong[np.unique(index.labels[wrong], return_index=True)[1]].tolist()[:_MOST_MISTAKES_SHOWN]
-        grey = ["grey" in kind for kind, _ in index.facts.kinds]
-        if self._network.channels == 1 and any(grey) and not all(grey):
-            coloured = (i for i in range(len(self.records)) if self._is_coloured(i))  # the side file doesn't say which
-            found += islice(coloured, _MOST_MISTAKES_SHOWN)
         return found
-
-    def _is_coloured(self, i: int) -> bool:
-        with suppress(DataError):  # the one who uses the record reports it
-            return "grey" not in look(datum.parse(self.records.get(i)[1]), pixels=False).kind
-        return False
 
     def _look(self, i: int) -> tuple[int, ...]:
         """Makes record i into an image and says its shape."""
         if self._python is not None:
-            whole = self._pictures.whole(i, self._pictures.open(i)[0])
+            whole = self._pictures.decode(i, self._pictures.open(i)[0])
             self._python.require_repeatable(whole, self._seed, i, lambda: self._pictures.place(i))
         picture, _ = self._open(i, i)
         numbers = self._numbers(np.array([i], np.int64))

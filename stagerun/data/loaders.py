@@ -115,8 +115,7 @@ def order_of(records: Records, schedule: Schedule, stage: Stage) -> Order:
 #
 # As in fast.ai's ImageNet training of 2018 (cybertronai/imagenet18_old: training/dataloader.py): the images are sorted by width over
 # height and cut into batches; each batch is cropped from the centre to its mean ratio, the shorter side `crop_size`, the longer one so
-# many times as long, rounded down to a multiple of 8. (Their crop swapped height and width twice, so tall images got tall crops
-# there as they do here.)
+# many times as long, rounded down to a multiple of 8.
 
 _MULTIPLE = 8
 

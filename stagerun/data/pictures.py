@@ -12,9 +12,9 @@ from stagerun.data import datum, jpeg, pixels
 from stagerun.data.datum import DecodedPicture, Image, Picture, wrong_label
 from stagerun.data.index import printable
 from stagerun.data.jpeg import Rectangle
-from stagerun.data.mean_file import mean_image
 from stagerun.data.pixels import Draw
 from stagerun.data.records import Records, Room, spread
+from stagerun.data.weights import mean_image
 from stagerun.system.host import available_memory
 
 # -- Decoded images that stay in memory between epochs: one array for a set whose images are all of one size. Nothing is decoded for
@@ -153,9 +153,8 @@ class Pictures:
 
     def __init__(self, records: Records, param: Transform, network: NetworkInput, options: LoaderOptions) -> None:
         self._records, self._param, self._network, self._memory = records, param, network, options.memory
-        # A JPEG that AUTO decodes at a reduced scale has other pixels than one that is reduced from its full size. So this
-        # transform neither puts JPEGs into memory, nor takes those that another stage's has put there: a run that goes on
-        # after that stage finds none. A function of the user's (`python`) gets whole images from full size.
+        # A JPEG that AUTO decodes at a reduced scale has other pixels than one that is reduced from its full size: this transform neither
+        # puts JPEGs into memory, nor takes another stage's. A function of the user's (`python`) gets whole images.
         geometries = (param.random_resize, param.random_aspect_ratio, param.random_resized_crop)
         reduces = any(geometry and geometry.interp_mode is InterpMode.AUTO for geometry in geometries)
         self._keeps_jpegs = not reduces or param.python is not None
@@ -189,7 +188,7 @@ class Pictures:
         if not network.numbered and (label != network.ignored or (fields.several and fields.floats)):
             self._check(i, label, ("the Datum has" if fields.floats else _MINUS_ONE) if fields.several else "")
         if memory is not None and memory.fits(picture) and (self._keeps_jpegs or not picture.reducible):
-            image = self.whole(i, picture)
+            image = self.decode(i, picture)
             memory.keep(i, image, label, jpeg=picture.reducible)
             picture = DecodedPicture(image)
         return picture, label
@@ -206,11 +205,7 @@ class Pictures:
     def finish(self, i: int, picture: Picture, draw: Draw, out: Image | None = None) -> Image:
         """The finished image, in `out` where that is given; `pixels.finish`."""
         shrunk = pixels.shrink(draw, picture.height, picture.width) if picture.reducible else 1
-        return pixels.finish(self._decode(i, picture, pixels.region(draw), shrunk), draw, out, shrunk)
-
-    def whole(self, i: int, picture: Picture) -> Image:
-        """Record i's picture at its full size."""
-        return self._decode(i, picture, None, 1)
+        return pixels.finish(self.decode(i, picture, pixels.region(draw), shrunk), draw, out, shrunk)
 
     def place(self, i: int) -> str:
         """Record i, as a message names it."""
@@ -232,7 +227,8 @@ class Pictures:
         if error is not None:
             raise self._placed(i, error)
 
-    def _decode(self, i: int, picture: Picture, part: Rectangle | None, shrunk: int) -> Image:
+    def decode(self, i: int, picture: Picture, part: Rectangle | None = None, shrunk: int = 1) -> Image:
+        """Record i's picture, by default the whole at its full size."""
         try:
             return picture.decode(part, shrunk)
         except DataError as error:

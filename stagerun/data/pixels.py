@@ -32,6 +32,8 @@ _OPENCV = {
 _AUTO_AREA_FROM = 1.5
 
 _thread = threading.local()
+# OpenCV works in the thread that calls it: its own would be in the way of the loader's. The pixels are the same.
+cv2.setNumThreads(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,36 +150,19 @@ def _resize(image: Image, size: tuple[int, int], mode: InterpMode, out: Image | 
         antialias(image, out)
         return out
     if mode is InterpMode.AUTO:
-        mode = _auto(image, size)
-    _in_this_thread()
+        shrunk = max(image.shape[0] / size[0], image.shape[1] / size[1])
+        mode = InterpMode.LINEAR if shrunk < _AUTO_AREA_FROM else InterpMode.AREA
     # Each thread has this setting of its own: made here, it holds whoever calls.
     cv2.ipp.setUseIPP(False)
     cv2.resize(image, (size[1], size[0]), dst=out, interpolation=_OPENCV[mode])
     return out
 
 
-@functools.cache
-def _in_this_thread() -> None:
-    """OpenCV works in the thread that calls it: its own would be in the way of the loader's. The setting is the whole process's, and only
-    for speed: the pixels are the same."""
-    cv2.setNumThreads(0)
-
-
-def _auto(image: Image, size: tuple[int, int]) -> InterpMode:
-    """LINEAR where both sides shrink by less than 1.5, or grow; else AREA."""
-    height, width, _ = image.shape
-    return InterpMode.LINEAR if max(height / size[0], width / size[1]) < _AUTO_AREA_FROM else InterpMode.AREA
-
-
 # -- Pillow's BILINEAR: each pixel of the result is a mean of all that it covers, with weights that fall linearly to its neighbours.
 #
 # The method is Pillow's (python-pillow/Pillow: src/libImaging/Resample.c): weights in 64-bit floating point, rounded to 22 bits; first
-# across, then down, rounded to 8 bits in between. Pillow up to version 12 always has that order; from 13 on it goes down first where
-# the height shrinks by much more than the width, which changes some values by one. Here the order stays, so that the pixels don't
-# depend on Pillow's version.
-#
-# With the extra `fast` it is compiled here, 5 to 8 times as fast as Pillow itself; the pixels are the same, bit for bit, which is
-# tried at first use.
+# across, then down, rounded to 8 bits in between. Pillow from 13 on sometimes goes down first; here the order stays. With the extra `fast`
+# it is compiled, 5 to 8 times as fast; the pixels are the same, bit for bit, which is tried at first use.
 
 # uint8[n, m], uint8[k, m] -> None: the second becomes the first, resized along its first axis.
 _Along = Callable[[Image, Image], None]

@@ -46,30 +46,28 @@ def require_usable(
     DataError with all that is wrong. `memory`: where decoded training images stay. `python`:
     a stage's own function, imported; None: none is, and what one would change is not looked at."""
     mistakes: list[DataError] = []
-    problems: list[Problem] = []
-    stages = [s for s in schedule.stages if all(source.path in records for source in (s.data.train, *s.data.val))]
-    looked_at: set[tuple[str, ...]] = set()
-    good: list[tuple[object, ...]] = []  # hundreds of stages take their images alike
-    for stage in stages:
-        train, *vals = [records[source.path] for source in (stage.data.train, *stage.data.val)]
-        seen, classes = stage, _classes([train, *vals])
-        problem = classes_problem(schedule, stage, *classes)
-        if problem is not None:  # that each label is out of range then needs no saying
-            seen = replace(stage, model=replace(stage.model, num_classes=len(classes[1])))
-        if (names := (train.name, *(val.name for val in vals))) not in looked_at:
-            looked_at.add(names)
-            mistakes += filter(None, (_other_classes(train, val) for val in vals))
-        if problem is not None and problem.message not in {other.message for other in problems}:
-            problems.append(problem)
-        if (way := _way(seen)) in good:
+    problems: dict[str, Problem] = {}  # by their messages
+    known: list[tuple[object, ...]] = []  # hundreds of stages take their images alike
+    for stage in schedule.stages:
+        sources = stage.data.train, *stage.data.val
+        if not all(source.path in records for source in sources):
             continue
-        before = len(mistakes)
+        train, *vals = [records[source.path] for source in sources]
+        seen, classes = stage, _classes([train, *vals])
+        if (problem := classes_problem(schedule, stage, *classes)) is not None:
+            problems.setdefault(problem.message, problem)
+            # That each label is out of range then needs no saying.
+            seen = replace(stage, model=replace(stage.model, num_classes=len(classes[1])))
+        mistakes += filter(None, (_other_classes(train, val) for val in vals))
+        if (way := _way(seen)) in known:
+            continue
+        if not stage.solver.transform.crop_size_ramp:  # which its other settings decide, too
+            known.append(way)
         try:  # what is done to colours fails for no image, and is left out: it needs torch
             function = python(stage) if python is not None else None
             if function is not None or not stage.solver.transform.python:
-                loader = training_loader(
-                    train, schedule, seen, python=function, options=LoaderOptions(memory=memory(stage))
-                )
+                options = LoaderOptions(memory=memory(stage))
+                loader = training_loader(train, schedule, seen, python=function, options=options)
                 mistakes += (_placed(one, stage, "transform_param") for one in loader.mistakes())
         except DataError as error:
             mistakes.append(error)
@@ -79,13 +77,9 @@ def require_usable(
                 mistakes += (_placed(one, stage, "test_transform_param") for one in loader.mistakes())
             except DataError as error:
                 mistakes.append(error)
-        if (
-            len(mistakes) == before and not stage.solver.transform.crop_size_ramp
-        ):  # which its other settings decide, too
-            good.append(way)
     if problems and not mistakes:
-        raise RecipeError(problems)
-    mistakes[:0] = [DataError(replace(problem, hint="").render(), problem.hint) for problem in problems]
+        raise RecipeError(list(problems.values()))
+    mistakes[:0] = [DataError(replace(problem, hint="").render(), problem.hint) for problem in problems.values()]
     if mistakes:
         raise together(mistakes)
 

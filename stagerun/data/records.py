@@ -1,8 +1,7 @@
-"""What a loader reads from: numbered records with keys, held in memory, in an LMDB, or in a copy of one."""
+"""What a loader reads from: numbered records with keys, in an LMDB or in a copy of one."""
 
 import os
 import threading
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -20,53 +19,24 @@ Room = Scratch  # that one thread reads records into, one after the other
 class Records(Protocol):
     """Numbered records. `name` is what messages call the whole, a path as a rule. Any thread may call."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def index(self) -> Index | None:
-        """The side file, where there is one."""
-        ...
+    name: str
+    index: Index | None  # the side file, where there is one
 
     def __len__(self) -> int: ...
 
     def key(self, i: int) -> bytes: ...
 
-    def get(self, i: int) -> tuple[bytes, bytes]:
-        """(key, value) of record i, 0 <= i < len. DataError, StorageError if it can't be read."""
+    def read(self, i: int, room: Room) -> memoryview:
+        """The value of record i, 0 <= i < len, valid until the next read into `room`. DataError, StorageError if it can't be read."""
         ...
 
-    def read(self, i: int, room: Room) -> memoryview:
-        """The value of record i, valid until the next read into `room`. Errors as in `get`."""
-        ...
+    def get(self, i: int) -> tuple[bytes, bytes]:
+        """(key, value) of record i. Errors as in `read`."""
+        return self.key(i), bytes(self.read(i, Room()))
 
     def expect(self, indices: list[int]) -> None:
         """These records will be read soon, in this order."""
-        ...
-
-
-class ListRecords:
-    """Records held in memory, with the keys that `write_lmdb` gives."""
-
-    def __init__(self, values: Sequence[bytes], name: str = "memory") -> None:
-        self.name = name
-        self.index: Index | None = None
-        self._values = values
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def key(self, i: int) -> bytes:
-        return b"%08d" % i
-
-    def get(self, i: int) -> tuple[bytes, bytes]:
-        return self.key(i), self._values[i]
-
-    def read(self, i: int, room: Room) -> memoryview:
-        return memoryview(self._values[i])
-
-    def expect(self, indices: list[int]) -> None:
-        """They are here."""
+        return
 
 
 def spread(n: int, samples: int) -> list[int]:
@@ -82,7 +52,7 @@ def spread(n: int, samples: int) -> list[int]:
 # the record alone, 9 to 18 times as fast as page faults through LMDB's mapping.
 
 
-class LmdbSource:
+class LmdbSource(Records):
     """`Records` of an LMDB's folder, numbered in the byte order of their keys, as Caffe reads them.
 
     It stays open as long as it is referred to, also when the file is removed. Encrypted, nested (named databases) and
@@ -113,10 +83,6 @@ class LmdbSource:
     def key(self, i: int) -> bytes:
         return self.table.key(i)
 
-    def get(self, i: int) -> tuple[bytes, bytes]:
-        """(key, value) of record i. IndexError outside 0 .. len-1; errors as in `read`."""
-        return self.key(i), bytes(self.read(i, Room()))
-
     def read(self, i: int, room: Room) -> memoryview:
         """The value of record i, in `room`. IndexError outside 0 .. len-1.
 
@@ -124,16 +90,16 @@ class LmdbSource:
         """
         if not 0 <= i < len(self):
             raise IndexError(i)
-        at, length, done = int(self.table.offsets[i]), int(self.table.lengths[i]), 0
+        lmdb, at, length, done = self.lmdb, int(self.table.offsets[i]), int(self.table.lengths[i]), 0
         value = as_bytes(room.of(length))
         try:
-            if self.lmdb.is_changed():  # the pages of its records may be others' by now
+            if lmdb.is_changed():  # the pages of its records may be others' by now
                 raise DataError(
-                    f"{self.name}: the LMDB was changed while it was read",
+                    f"{lmdb.path}: the LMDB was changed while it was read",
                     "don't write to it during a run; start again with the LMDB as it is to be",
                 )
             # A read may be answered in parts.
-            while done < length and (more := os.preadv(self.lmdb.fd, (value[done:],), at + done)):
+            while done < length and (more := os.preadv(lmdb.fd, (value[done:],), at + done)):
                 done += more
         except OSError as error:
             raise StorageError(
@@ -157,49 +123,32 @@ class LmdbSource:
                 return
 
     def _place(self, i: int) -> str:
-        return f"{self.name}: record `{printable(self.key(i))}`"
+        return f"{self.lmdb.path}: record `{printable(self.key(i))}`"
 
 
-class SwitchingRecords:
-    """`Records` of `original`. Reads a copy; `name` is the original's path.
+class SwitchingRecords(LmdbSource):
+    """The records of `original`, read from a copy of it; `name` is the original's path.
 
-    A copy that can't be read any more (its disk fails, its file is cut off) is left for the original, in mid-run too:
+    Where the copy can't be read any more (its disk fails, its file is cut off) the same places of the original are read, in mid-run too:
     training goes on with the same bytes, and `trouble` says so.
     """
 
     def __init__(self, original: Original, images: int, copy: Copy | None = None) -> None:
         """`images` as for LmdbSource; its errors."""
+        super().__init__(original.path if copy is None else copy.path, images)
         self.name = original.path
         self.trouble: list[str] = []  # what the user should know; whoever reports it takes it out
-        self._original, self._images, self._copy = original, images, copy
-        self._lock = threading.Lock()
-        self._now = LmdbSource(original.path if copy is None else copy.path, images)
-
-    @property
-    def index(self) -> Index | None:
-        return self._now.index
-
-    def __len__(self) -> int:
-        return len(self._now)
-
-    def key(self, i: int) -> bytes:
-        return self._now.key(i)
-
-    def get(self, i: int) -> tuple[bytes, bytes]:
-        return self.key(i), bytes(self.read(i, Room()))
+        self._original, self._copy, self._lock = original, copy, threading.Lock()
 
     def read(self, i: int, room: Room) -> memoryview:
-        now = self._now
+        lmdb = self.lmdb
         try:
-            return now.read(i, room)
+            return super().read(i, room)
         except (DataError, StorageError) as error:
             with self._lock:
-                if self._now is now:  # no other thread has switched
+                if self.lmdb is lmdb:  # no other thread has switched
                     self._switch(error)
-        return self._now.read(i, room)
-
-    def expect(self, indices: list[int]) -> None:
-        self._now.expect(indices)
+        return super().read(i, room)
 
     def _switch(self, error: StagerunError) -> None:
         """From the copy, which can't be read, to the original. The error itself without a copy; StorageError if the original is gone, too."""
@@ -207,15 +156,13 @@ class SwitchingRecords:
             raise error
         self._copy.suspect()
         try:
-            if look(self._original.path) != self._original:
-                raise DataError(f"{self._original.path}: the LMDB was changed since it was copied")
-            self._now = LmdbSource(self._original.path, self._images)
+            if look(self.name) != self._original:
+                raise DataError(f"{self.name}: the LMDB was changed since it was copied")
+            self.lmdb = LmdbFile(self.name, BY_SCHEDULE)
         except StagerunError as second:
             raise StorageError(
                 f"{error.message}; and what it was copied from can't be read either: {second.message}",
                 "check the scratch disk and the file server; the same command goes on from the newest snapshot",
             ) from None
         self._copy = None
-        self.trouble.append(
-            f"the copy in scratch can't be read: {error.message}; {self._original.path} is read from now on"
-        )
+        self.trouble.append(f"the copy in scratch can't be read: {error.message}; {self.name} is read from now on")

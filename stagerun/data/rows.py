@@ -2,7 +2,8 @@
 
 import hashlib
 import math
-from dataclasses import dataclass, replace
+from collections import Counter
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -37,8 +38,7 @@ _NEARLY_ALL = 0.99
 UNUSABLE = "unusable"  # the kind of an image that can't be used
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     """How an image is stored: its kind in words, size in pixels as stored, and restart interval (JPEG; 0: none).
 
     `sums` are those of B, G and R over all pixels, three times the same for a grey image, `squares` those of their squares; `channels`
@@ -88,7 +88,7 @@ def look(fields: Fields, pixels: bool, image: Image | None = None) -> Look:
     sums = [round(value) for value in cv2.sumElems(image)[:channels]]
     squares = [round(cv2.norm(cv2.extractChannel(image, c), cv2.NORM_L2SQR)) for c in range(channels)]
     (b, g, r), (b2, g2, r2) = (values if channels == 3 else values * 3 for values in (sums, squares))
-    return replace(found, channels=channels, sums=(b, g, r), squares=(b2, g2, r2))
+    return found._replace(channels=channels, sums=(b, g, r), squares=(b2, g2, r2))
 
 
 # Mean and standard deviation of all pixels, per channel.
@@ -100,6 +100,7 @@ def index_of(
 ) -> Index:
     """The side file's content: rows of the stored records, in key order. `known`: the statistics, where they need not be computed."""
     mean_bgr, deviation_bgr = known or _statistics(rows)
+    kinds = Counter(kind.decode() for kind in rows["kind"].tolist())
     places, digests = source.table, rows["digest"].astype(np.uint64)
     fingerprint = hashlib.sha256(places.key_ends.astype("<i8").tobytes() + places.keys.tobytes())
     fingerprint.update(digests.astype("<u8").tobytes())
@@ -111,7 +112,7 @@ def index_of(
         classes=classes,
         mean_bgr=mean_bgr,
         deviation_bgr=deviation_bgr,
-        kinds=_kinds(rows),
+        kinds=tuple(sorted(kinds.items(), key=lambda kind: (-kind[1], kind[0]))),  # most first
         restart_interval=4 if _is_prepared(rows) else 0,
         prepared_from=prepared_from,
     )
@@ -138,13 +139,6 @@ def _statistics(rows: Rows) -> Statistics:
     # The variance in whole numbers: a difference of two large ones that are nearly equal.
     deviation = tuple(math.sqrt(pixels * q - s * s) / pixels for s, q in totals)
     return tuple(s / pixels for s, _ in totals), deviation
-
-
-def _kinds(rows: Rows) -> tuple[tuple[str, int], ...]:
-    """(kind, how many), most first."""
-    names, counts = np.unique(rows["kind"], return_counts=True)
-    found = [(name.decode(), int(n)) for name, n in zip(names, counts, strict=True)]
-    return tuple(sorted(found, key=lambda kind: (-kind[1], kind[0])))
 
 
 def _is_prepared(rows: Rows) -> bool:

@@ -36,11 +36,9 @@ class Batch:
 class Buffers:
     """Arrays over memory that is used again: fresh pages for each batch would cost 20 to 30 us per image of 224 x 224.
 
-    When is memory free? A new array is made over it each time it is lent. All that refers to the pixels refers to that array: a
-    part of it (numpy lets a view of a view refer to the array that is first in line, and that is this one, as the memory
-    itself is not an array), a memoryview, a tensor of `torch.from_numpy`, and what shares memory with these. So when the array is
-    collected, and not before, no one can see the memory any more, and its callback puts it back. Counting references
-    instead would have to know how many are the loader's own.
+    A new array is made over it each time it is lent. All that refers to the pixels refers to that array: a part of it (of a view of a view,
+    too), a memoryview, a tensor of `torch.from_numpy`. So when the array is collected no one can see the memory any more, and its callback
+    puts it back.
     """
 
     def __init__(self, most: int) -> None:

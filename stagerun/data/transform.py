@@ -1,10 +1,8 @@
 """What is done to one image: `transform_param`, in Intel's and SURFsara's Caffe (`data_transformer.cpp`) and beyond it.
 
 Two steps, so that each can be tested alone: `draw` turns an image's random numbers and size into a `pixels.Draw`, which holds
-everything that was decided; `pixels` carries it out. Mean, scale and cutout are left to the engine, on the device;
-colours to what it gives the loader.
-
-`stagerun check` makes sure that a transform is possible (one geometry, a crop_size where one is needed ...).
+everything that was decided; `pixels` carries it out. Mean, scale and cutout are left to the engine, on the device; colours to what it gives
+the loader. `stagerun check` makes sure that a transform is possible.
 
 The numbers come out the same on every machine: of floating-point arithmetic only +, -, *, / and square roots are used, whose every
 bit IEEE 754 fixes. Logarithm, sine and cosine are series here: two C libraries may differ in the last bit of theirs.
@@ -12,7 +10,7 @@ bit IEEE 754 fixes. Logarithm, sine and cosine are series here: two C libraries 
 
 import functools
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -144,8 +142,7 @@ def _too_small(given: tuple[int, int], now: tuple[int, int], setting: str, hint:
 # places; the tests compare the two.
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+class Places(NamedTuple):
     """Where n images are cut: the rectangle of height x width at `top`, `left` (int64[n], of the padded image) is cut out and mirrored
     where `mirror` (bool[n]) says so. `cutout` is as in a Batch."""
 
@@ -173,10 +170,7 @@ def draw_places(param: Transform, numbers: UInt64, height: int, width: int) -> P
     side = param.crop_size
     top, left = np.zeros((2, len(numbers)), np.int64)
     if side is not None:
-        top, left = (
-            _below(numbers[:, TOP], high - side + 1),
-            _below(numbers[:, LEFT], wide - side + 1),
-        )
+        top, left = (_below(numbers[:, TOP], high - side + 1), _below(numbers[:, LEFT], wide - side + 1))
         high = wide = side
     mirror = _below(numbers[:, MIRROR], 2) == 1 if param.mirror else np.zeros(len(numbers), np.bool_)
     return Places(high, wide, top, left, mirror, _cutouts(param, numbers, high, wide))

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from stagerun.base.errors import DataError, StagerunError, UsageError, listing
 from stagerun.base.net import Net
-from stagerun.base.recipe import MEAN_DIGEST, WEIGHTS_DIGEST, Schedule, Stage, Weights
+from stagerun.base.recipe import MEAN_DIGEST, WEIGHTS_DIGEST, Schedule, Stage, Transform, Weights
 from stagerun.base.snapshots import SnapshotRef
+from stagerun.base.text import count
 from stagerun.base.weights import Kind, Place, place_of
 from stagerun.language.nets import ignored_in
 from stagerun.store.disk import LocalDisk
@@ -25,7 +26,10 @@ from stagerun.system.files import mapped
 from stagerun.system.image_sets import with_sets
 from stagerun.system.imports import with_imports
 
-if TYPE_CHECKING:  # it needs numpy, and `plan` does without
+if TYPE_CHECKING:  # these need numpy, and `plan` does without
+    import numpy as np
+    from numpy.typing import NDArray
+
     from stagerun.base.caffe_file import SolverState
 
 # The file of a snapshot that holds its weights: `train.progress.WEIGHTS`.
@@ -218,7 +222,7 @@ def _with_digests(stage: Stage) -> Stage:
 def data_of(found: Found, most: int, digest: str) -> bytes:
     """The bytes of the tensors' file, those that have the `digest` (`digest_of`); '' is any. DataError; a snapshot's are verified."""
     if found.ref is not None and found.out is not None:
-        data = read_file(LocalDisk(), found.out, found.ref.name, TENSORS, most)
+        data = read_file(LocalDisk(), snapshots_folder(found.out) / found.ref.name, TENSORS, most)[1]
     else:
         try:
             data = found.path.read_bytes()
@@ -250,3 +254,42 @@ def header_of(found: Found, name: str, of: Net | None = None) -> Mapping[str, tu
         return {name: tuple(one["shape"]) for name, one in header.items() if name != "__metadata__"}
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+# -- The mean image of a transform (`mean_file`), which Caffe's compute_image_mean makes.
+
+
+def mean_image(transform: Transform, channels: int, digest: str = "") -> "NDArray[np.float32] | None":
+    """float32 [height, width, channels] in B, G, R: the `mean_file` that has the `digest`, where one is given; None of a transform without.
+    UsageError, DataError."""
+    if transform.mean_file is None:
+        return None
+    path = regular_file(Path(transform.mean_path), "`mean_file` is relative to the schedule's folder")
+    seen = os.stat(path)
+    found, read = _mean(str(path), transform.mean_file, seen.st_size, seen.st_mtime_ns)
+    if digest and read != digest:
+        text = f"{transform.mean_file} is another file than before: its sha256 is {read[:12]}, and was {digest[:12]}"
+        raise DataError(
+            text, "a snapshot needs the one that it was trained with; `run` takes a new one when it is started again"
+        )
+    if found.shape[2] != channels:
+        text = f"{transform.mean_file} has {count(found.shape[2], 'channel')}, and the images have {channels}"
+        raise DataError(text, "make it of these images, with Caffe's compute_image_mean")
+    return found
+
+
+@lru_cache(maxsize=4)
+def _mean(path: str, name: str, *changes: int) -> "tuple[NDArray[np.float32], str]":
+    """The mean, and the sha256 of the bytes that it was made of."""
+    import numpy as np
+
+    from stagerun.base import caffe_file
+
+    data = bytes(mapped(Path(path)))
+    try:
+        found = caffe_file.read_mean(data)
+    except ValueError as error:
+        raise DataError(f"{name}: {error}", "it is not a mean image of Caffe's (.binaryproto)") from error
+    if not np.isfinite(found).all():
+        raise DataError(f"{name} is not all numbers: it has NaN or infinity", "make it anew, with compute_image_mean")
+    return np.ascontiguousarray(found.transpose(1, 2, 0), np.float32), hashlib.sha256(data).hexdigest()

@@ -66,12 +66,6 @@ class Packed:
         self.tensors = {
             name: body[slice(*places[name])].view(tensor.dtype).view(tensor.shape) for name, tensor in like.items()
         }
-        # Of each type all tensors as one vector: they lie side by side.
-        self.vectors: list[Tensor] = []
-        for dtype in TYPES:
-            bounds = [places[name] for name in ordered if like[name].dtype == dtype]
-            if bounds:
-                self.vectors.append(body[bounds[0][0] : bounds[-1][1]].view(dtype))
 
     @property
     def data(self) -> memoryview:
@@ -107,28 +101,10 @@ def decode(data: bytes) -> dict[str, Tensor]:
 
 def digest(tensor: Tensor) -> int:
     """The digest of the elements' bytes in the order of the indices, the last one fastest; by one thread."""
-    return _digest(_on_host(tensor))
-
-
-def digest_and_look(tensor: Tensor) -> tuple[int, bool]:
-    """The digest, and whether all elements are finite, looked at while a cache has them. A finite sum has finite terms only; a sum that
-    isn't finite may have overflowed."""
-    array = _on_host(tensor)
-    if tensor.dtype == torch.bfloat16:
-        return _digest(array), not (array & 0x7F80 == 0x7F80).any()  # all ones in the exponent
-    with np.errstate(all="ignore"):
-        return _digest(array), bool(np.isfinite(array.sum()) or np.isfinite(array).all())
-
-
-def _on_host(tensor: Tensor) -> np.ndarray:
     host = tensor.detach().cpu()
     if host.dtype == torch.bfloat16:  # numpy doesn't know it
         host = host.view(torch.int16)
-    return np.ascontiguousarray(host.numpy()).reshape(-1)
-
-
-def _digest(array: np.ndarray) -> int:
-    return xxh3_64_intdigest(array.view(np.uint8).data)
+    return xxh3_64_intdigest(np.ascontiguousarray(host.numpy()).reshape(-1).view(np.uint8).data)
 
 
 def digest_there(tensor: Tensor) -> int:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -127,20 +127,18 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-class Moment:
-    """When `device` has done what it has been asked for so far."""
+def moment(device: torch.device) -> Callable[[], float]:
+    """A function that gives CLOCK_MONOTONIC at the moment when `device` has done what it has been asked for so far. It waits for a GPU."""
+    if device.type != "cuda":
+        now = time.monotonic()
+        return lambda: now
+    event = torch.cuda.current_stream(device).record_event()
 
-    def __init__(self, device: torch.device) -> None:
-        self._time, self._event = time.monotonic(), None
-        if device.type == "cuda":
-            self._event = torch.cuda.current_stream(device).record_event()
-
-    def reached(self) -> float:
-        """CLOCK_MONOTONIC at that moment. Waits for a GPU."""
-        if self._event is None:
-            return self._time
-        self._event.synchronize()
+    def reached() -> float:
+        event.synchronize()
         return time.monotonic()
+
+    return reached
 
 
 def to_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:

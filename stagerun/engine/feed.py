@@ -63,8 +63,9 @@ def _copied(batches: Iterator[Batch], device: torch.device) -> Iterator[DeviceBa
         torch.cuda.set_device(device)  # of this thread
         with torch.cuda.stream(stream):
             images, labels = to_device(batch.images, device), to_device(batch.labels, device)
-            cutout = None if batch.cutout is None else to_device(batch.cutout, device)
-            crop = None if batch.crop is None else to_device(batch.crop, device)
+            cutout, crop = (
+                None if values is None else to_device(values, device) for values in (batch.cutout, batch.crop)
+            )
             copied = stream.record_event()
         yield DeviceBatch(images, labels, batch.positions, cutout, crop, copied)
 

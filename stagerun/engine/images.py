@@ -101,10 +101,6 @@ class Normalise:
         if crop is None:
             y, x0 = (high - height) // 2, (wide - width) // 2
             pixels.sub_(mean[y : y + height, x0 : x0 + width])
-        elif x.device.type == "cpu":
-            for image, (y, x0, mirrored) in zip(pixels, crop.tolist(), strict=True):
-                part = mean[y : y + height, x0 : x0 + width]
-                image.sub_(part.flip(1) if mirrored else part)
         else:
             pixels.sub_(means_at(mean, to_device(crop, self.device), height, width))
 
@@ -133,11 +129,6 @@ def means_at(mean: Tensor, crop: Tensor, height: int, width: int) -> Tensor:
 
 def cut_out(x: Tensor, cutout: np.ndarray | Tensor) -> Tensor:
     """`x` [N, C, H, W] with the rectangles (int32 [N, 4]: top, left, height, width) set to 0, in place."""
-    if x.device.type == "cpu":
-        # Slices touch the rectangles alone, a mask goes over everything.
-        for image, (top, left, height, width) in zip(x.numpy(), cutout.tolist(), strict=True):
-            image[:, top : top + height, left : left + width] = 0
-        return x
     return x.masked_fill_(inside(to_device(cutout, x.device), x.shape[2], x.shape[3]), 0)
 
 

@@ -1,6 +1,7 @@
 """The training loop of one stage: a generator of events that one reads from top to bottom."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,7 @@ from stagerun.base.recipe import OnNan, Solver
 from stagerun.comm import Reducer
 from stagerun.engine.images import Batch
 from stagerun.engine.state import TrainState, finite
-from stagerun.engine.update import Arithmetic, Outcome, Pace, hopeless, update
+from stagerun.engine.update import Arithmetic, Outcome, hopeless, update
 from stagerun.schedule.plateau import PlateauState, follow
 
 _OVERFLOWED = "a weight, or what is remembered of its updates, is not finite after the update"
@@ -65,14 +66,14 @@ def train(
     `left` says in how many seconds an iteration must be done that is asked to stop after; None: in any number. An iteration that
     would take longer is broken off, and Stopped comes in the place of Iterated.
     """
-    pace = Pace()
+    recent = deque[float](maxlen=5)  # seconds of the last iterations in this process life
     yield from overdue(loop, state)
     while state.iter < loop.max_iter and not state.best.ended:
         started, before = time.monotonic(), state.plateau
         pieces = ((worker, next(batches), worker == loop.run[-1]) for worker in loop.run)
 
         def too_late(done: int, started: float = started) -> bool:
-            return hopeless(left(), done, len(loop.run), time.monotonic() - started, pace.usual)
+            return hopeless(left(), done, len(loop.run), time.monotonic() - started, max(recent, default=None))
 
         outcome, knobs = _update(loop, state, pieces, reducer, stop, too_late)
         if outcome.broken_off:
@@ -80,7 +81,7 @@ def train(
             yield Stopped(stage=loop.stage, iter=state.iter, reason=reason)
             return
         seconds = time.monotonic() - started
-        pace.add(seconds)
+        recent.append(seconds)
         failed = _failed(loop, state, outcome.wrong, knobs, seconds, state.iter) if outcome.wrong else None
         if failed is None:
             state.skips = 0

@@ -13,14 +13,14 @@ from stagerun.base.errors import UsageError
 from stagerun.base.net import SoftmaxWithLoss
 from stagerun.base.recipe import LossType, Normalization, Precision, Solver
 from stagerun.engine.device import autocast, dtype_of
-from stagerun.engine.mixing import Mixed, of_both, training_loss
+from stagerun.engine.mixing import Mixture, of_both, training_loss
 from stagerun.models.net.losses import loss_of as loss_of_net
 from stagerun.system.code import called
 
 # Logits [N, classes], or what a net of Caffe's with several losses answers with in training.
 Answers = Tensor | tuple[Tensor, ...]
 # Logits, labels int64 [N] or multi-hot [N, classes], how the images were mixed, and the images that the network saw -> a scalar.
-Loss = Callable[[Any, Tensor, Mixed | None, Tensor], Tensor]
+Loss = Callable[[Any, Tensor, Mixture | None, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Softmax:
     smoothing: float = 0.0
     class_weight: Tensor | None = None  # [classes], on the device
 
-    def __call__(self, logits: Tensor, labels: Tensor, mixed: Mixed | None, images: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, labels: Tensor, mixed: Mixture | None, images: Tensor) -> Tensor:
         return training_loss(logits, labels, self.smoothing, mixed, self.class_weight)
 
 
@@ -43,7 +43,7 @@ class OfNet:
     smoothing: float = 0.0
     class_weight: Tensor | None = None
 
-    def __call__(self, answers: Answers, labels: Tensor, mixed: Mixed | None, images: Tensor) -> Tensor:
+    def __call__(self, answers: Answers, labels: Tensor, mixed: Mixture | None, images: Tensor) -> Tensor:
         each = (answers,) * len(self.losses) if isinstance(answers, Tensor) else answers[1:]
 
         def total(labels: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class Binary:
     smoothing: float
     normalization: Normalization
 
-    def __call__(self, logits: Tensor, labels: Tensor, mixed: Mixed | None, images: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, labels: Tensor, mixed: Mixture | None, images: Tensor) -> Tensor:
         wanted = targets(labels, logits, self.smoothing, mixed)
         total = F.binary_cross_entropy_with_logits(logits, wanted, reduction="sum")
         return total / (logits.numel() if self.normalization is Normalization.FULL else len(logits))
@@ -77,7 +77,7 @@ class Distilled:
     weight: float
     precision: Precision
 
-    def __call__(self, logits: Tensor, labels: Tensor, mixed: Mixed | None, images: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, labels: Tensor, mixed: Mixture | None, images: Tensor) -> Tensor:
         with torch.no_grad(), autocast(self.precision, images.device):
             taught: Tensor = self.teacher(images).to(logits.dtype)
         hard = training_loss(logits, labels, self.smoothing, mixed)
@@ -93,7 +93,7 @@ class Own:
     sources: Sources
     function: Callable[[Tensor, Tensor], Tensor]
 
-    def __call__(self, logits: Tensor, labels: Tensor, mixed: Mixed | None, images: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, labels: Tensor, mixed: Mixture | None, images: Tensor) -> Tensor:
         found = called(self.code, self.sources, self.function, logits, targets(labels, logits, self.smoothing, mixed))
         if not isinstance(found, Tensor) or found.ndim or not found.is_floating_point():
             what = f"a tensor {tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else f"{found!r:.40}"
@@ -125,14 +125,13 @@ def distance(logits: Tensor, taught: Tensor, temperature: float) -> Tensor:
     return temperature**2 * F.kl_div(own, others, reduction="batchmean", log_target=True)
 
 
-def targets(labels: Tensor, logits: Tensor, smoothing: float, mixed: Mixed | None) -> Tensor:
+def targets(labels: Tensor, logits: Tensor, smoothing: float, mixed: Mixture | None) -> Tensor:
     """What each output should be, [N, classes] in the dtype of `logits`."""
     wanted = multi_hot(labels, logits)
     if smoothing:
         wanted = (1 - smoothing) * wanted + smoothing / logits.shape[1]
     if mixed is not None:
-        share = mixed.mixture.share
-        wanted = share * wanted + (1 - share) * wanted.index_select(0, mixed.partners)
+        wanted = mixed.share * wanted + (1 - mixed.share) * wanted.index_select(0, mixed.partners)
     return wanted
 
 

@@ -8,12 +8,12 @@ workers there are, and needs no state: a resumed run draws the same ones.
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from stagerun.base import order
@@ -29,6 +29,10 @@ _ATTEMPTS = 8
 _STEP = 2.0**-24
 
 
+# First place, count and step -> the numbers there.
+Numbers = Callable[..., UInt64]
+
+
 @dataclass(frozen=True, slots=True)
 class Box:
     """Rows top .. bottom-1, columns left .. right-1; may be empty."""
@@ -41,13 +45,12 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """`share` (0..1) is each image's own part, in its label too; the rest is of image `partners[i]` (int64[n], a permutation).
-
-    With a `box` that is where the partner shows; without, the two are laid over each other.
+    """`share` (0..1) is each image's own part, in its label too; the rest is of image `partners[i]` (int64[n], a permutation; on the device
+    where it is `placed`). With a `box` that is where the partner shows; without, the two are laid over each other.
     """
 
     share: float
-    partners: NDArray[np.int64]
+    partners: Tensor
     box: Box | None = None
 
 
@@ -63,11 +66,12 @@ class Mixing:
         """The mixture of the device batch of `count` images of height x width whose first is at `position`; None if both are off."""
         if not (self.mixup_alpha or self.cutmix_alpha):
             return None
-        numbers = _Numbers(self.seed, position)
-        kind, row, column = numbers.get(0, 3)
+        numbers = partial(_numbers, self.seed, position)
+        kind, row, column = numbers(0, 3)
         cut = not self.mixup_alpha or (self.cutmix_alpha > 0 and order.randint(kind, 2) == 1)
         share = _beta(numbers, self.cutmix_alpha if cut else self.mixup_alpha)
-        partners = np.argsort(numbers.get(_PARTNERS, count, 2), kind="stable").astype(np.int64)
+        order_of_draws = np.argsort(numbers(_PARTNERS, count, 2), kind="stable").astype(np.int64)
+        partners = torch.from_numpy(order_of_draws)
         if not cut:
             return Mixture(share, partners)
         box = rectangle(share, order.uniform(row), order.uniform(column), height, width)
@@ -88,18 +92,13 @@ def rectangle(share: float, row: float, column: float, height: int, width: int) 
     return Box(max(0, top), max(0, left), min(height, y + high // 2), min(width, x + wide // 2))
 
 
-class _Numbers:
-    """The random numbers of one position, by place."""
-
-    def __init__(self, seed: int, position: int) -> None:
-        self._seed, self._position = seed, np.array([position], np.int64)
-
-    def get(self, first: int, count: int, step: int = 1) -> UInt64:
-        """Those at first, first + step, ...: uint64[count]."""
-        return order.draws(self._seed, self._position, first + count * step, Purpose.MIX)[0, first::step][:count]
+def _numbers(seed: int, position: int, first: int, count: int, step: int = 1) -> UInt64:
+    """The random numbers of one position at the places first, first + step, ...: uint64[count]."""
+    drawn = order.draws(seed, np.array([position], np.int64), first + count * step, Purpose.MIX)
+    return drawn[0, first::step][:count]
 
 
-def _beta(numbers: _Numbers, alpha: float) -> float:
+def _beta(numbers: Numbers, alpha: float) -> float:
     """A number of Beta(alpha, alpha), 0..1: x / (x + y) for two of Gamma(alpha), which for a small alpha only their logarithms
     can distinguish. In steps of 2^-24: exact in 32 bits, and too coarse to show the last bit of a machine's logarithm."""
     x, y = (_log_gamma(numbers, alpha, which) for which in (0, 1))
@@ -110,16 +109,16 @@ def _beta(numbers: _Numbers, alpha: float) -> float:
     return round(share / _STEP) * _STEP
 
 
-def _log_gamma(numbers: _Numbers, alpha: float, which: int) -> tuple[float, float]:
+def _log_gamma(numbers: Numbers, alpha: float, which: int) -> tuple[float, float]:
     """(a, b) with a + b/alpha the logarithm of a number of Gamma(alpha): Marsaglia and Tsang, A simple method for generating
     gamma variables, ACM TOMS 26 (2000). Below 1 it is one of Gamma(alpha + 1), times u^(1/alpha)."""
     boosted = alpha < 1
     d = (alpha + 1 if boosted else alpha) - 1 / 3
     c = 1 / math.sqrt(9 * d)
     own = _SHARE + 2 * which  # every second one of the share's places
-    boost = math.log(_open(numbers.get(own, 1)[0])) if boosted else 0.0
+    boost = math.log(_open(numbers(own, 1)[0])) if boosted else 0.0
     for n in itertools.count():
-        block = numbers.get(own + 4 * (1 + 3 * _ATTEMPTS * n), 3 * _ATTEMPTS, 4)
+        block = numbers(own + 4 * (1 + 3 * _ATTEMPTS * n), 3 * _ATTEMPTS, 4)
         for u1, u2, u in block.reshape(_ATTEMPTS, 3):
             normal = math.sqrt(-2 * math.log(_open(u1))) * math.cos(2 * math.pi * _open(u2))
             v = (1 + c * normal) ** 3
@@ -133,40 +132,31 @@ def _open(number: int) -> float:
     return ((int(number) >> 12) + 0.5) * 2.0**-52
 
 
-@dataclass(frozen=True, slots=True)
-class Mixed:
-    """A mixture, and its partners on the device."""
-
-    mixture: Mixture
-    partners: Tensor
+def placed(mixture: Mixture | None, device: torch.device) -> Mixture | None:
+    return None if mixture is None else replace(mixture, partners=to_device(mixture.partners, device))
 
 
-def placed(mixture: Mixture | None, device: torch.device) -> Mixed | None:
-    return None if mixture is None else Mixed(mixture, to_device(mixture.partners, device))
-
-
-def blend(images: Tensor, mixed: Mixed) -> None:
+def blend(images: Tensor, mixed: Mixture) -> None:
     """Mixes images [N, C, H, W] in place."""
-    box, share = mixed.mixture.box, mixed.mixture.share
+    box = mixed.box
     if box is None:
         # share*x1 + (1-share)*x2, as x1 + (1-share)*(x2 - x1): one pass.
-        images.lerp_(images.index_select(0, mixed.partners), 1 - share)
+        images.lerp_(images.index_select(0, mixed.partners), 1 - mixed.share)
         return
     part = images[:, :, box.top : box.bottom, box.left : box.right]
     part.copy_(part.index_select(0, mixed.partners))
 
 
-def of_both(loss: Callable[[Tensor], Tensor], labels: Tensor, mixed: Mixed | None) -> Tensor:
+def of_both(loss: Callable[[Tensor], Tensor], labels: Tensor, mixed: Mixture | None) -> Tensor:
     """What `loss` gives for `labels`; of mixed images for their own and for their partners' labels, in the mixture's shares."""
     own = loss(labels)
     if mixed is None:
         return own
-    share = mixed.mixture.share
-    return share * own + (1 - share) * loss(labels.index_select(0, mixed.partners))
+    return mixed.share * own + (1 - mixed.share) * loss(labels.index_select(0, mixed.partners))
 
 
 def training_loss(
-    logits: Tensor, labels: Tensor, smoothing: float, mixed: Mixed | None, class_weight: Tensor | None = None
+    logits: Tensor, labels: Tensor, smoothing: float, mixed: Mixture | None, class_weight: Tensor | None = None
 ) -> Tensor:
     """Mean cross entropy of [N, classes] and int64 [N], with `smoothing` of each label spread evenly over all classes. With `class_weight`
     [classes] the cross entropy of each label is multiplied by its class's, and the mean is one over N all the same."""

@@ -11,19 +11,24 @@ one. The count is each parameter's own: a parameter that the stage before had fr
 carried over. Where momentum moves, m^t is the power of its present value, as in torch, and not the product of all values so far: the
 correction is off by as much as momentum has moved since the average began, and that is forgotten as m^t goes to zero.
 
+`torch._foreach_*` are in torch's reference in spite of their names ("Foreach Operations"). torch.optim, which is made of them, has neither Caffe's
+forms nor layer-wise rates; what is the same in both calls torch.optim. tests/train/test_engine_solvers.py holds every formula against numpy,
+and fails where torch changes one of them.
+
 The two forms of momentum, Caffe's and torch's, differ wherever the learning rate moves: in Caffe's, V holds steps, in torch's gradients.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import MomentumForm, Solver
+from stagerun.engine.device import to_device
 from stagerun.engine.parameters import Parameter
 from stagerun.schedule import slots_of
 
@@ -48,17 +53,16 @@ class Group:
         return found  # type: ignore[return-value]
 
 
-class WeightUpdate(ABC):
+class WeightUpdate:
     """`history`: slot -> parameter name -> what is remembered of it, zero at first. The slots are those of
-    `schedule.slots_of`. `t`, where there is one, is int64 []: the updates that the parameter's averages have seen. The others
-    have the parameter's shape, dtype and layout."""
+    `schedule.slots_of`. `t`, where there is one, is int64 [] on the host: the updates that the parameter's averages have seen. The others
+    have the parameter's shape, dtype, layout and device."""
 
     def __init__(self, parameters: Sequence[Parameter], solver: Solver) -> None:
         self.parameters = list(parameters)
         self.settings = solver
         self.history: dict[str, dict[str, Tensor]] = {}
-        # One vector, so that counting is one operation on a GPU, too.
-        self.t = torch.zeros(len(self.parameters), dtype=torch.int64, device=self.parameters[0].tensor.device)
+        self.t = torch.zeros(len(self.parameters), dtype=torch.int64, device="cpu")  # so that no GPU is waited for
         for slot in slots_of(solver.type, solver.momentum_form):
             if slot == "t":
                 self.history[slot] = {p.name: self.t[place] for place, p in enumerate(self.parameters)}
@@ -78,9 +82,9 @@ class WeightUpdate(ABC):
             rate, decay = knobs.lr * group.lr_mult, knobs.weight_decay * group.decay_mult
             self._move(group, group.gradients(), rate, decay, knobs)
 
-    @abstractmethod
     def _move(self, group: Group, g: Tensors, rate: float, decay: float, knobs: Knobs) -> None:
         """One group's share of it. `rate` and `decay` are r and d of the formulas."""
+        raise NotImplementedError
 
     def _regularise(self, group: Group, g: Tensors, decay: float) -> None:
         """g becomes h: the term of weight decay is added to it."""
@@ -229,18 +233,8 @@ def _divided_step(w: Tensors, g: Tensors, v: Tensors, delta: float, rate: float)
 class Averages(WeightUpdate):
     """M = m*M + (1-m)*x    V = momentum2*V + (1-momentum2)*x*x    with x = h (Adam) or g (AdamW, LAMB)"""
 
-    def __init__(self, parameters: Sequence[Parameter], solver: Solver) -> None:
-        super().__init__(parameters, solver)
-        # `t` on the host, as of this version of the tensor: on a GPU it is read when something else has written it, as a snapshot.
-        self._counts, self._counted = [0] * len(self.parameters), self.t._version
-
-    @torch.no_grad()
     def update(self, knobs: Knobs) -> None:
-        if self.t._version != self._counted:
-            self._counts = self.t.tolist()
-        self._counts = [count + 1 for count in self._counts]
         self.t.add_(1)
-        self._counted = self.t._version
         super().update(knobs)
 
     def _average(self, group: Group, x: Tensors, m: float) -> None:
@@ -251,7 +245,7 @@ class Averages(WeightUpdate):
 
     def _missing(self, group: Group, m: float) -> list[tuple[float, float]]:
         """(1 - m^t, 1 - momentum2^t) of each parameter: how much of M and V is not yet the zeros they started from."""
-        counts = [self._counts[place] for place in group.places]
+        counts = self.t[group.places].tolist()
         return [(1 - m**count, 1 - self.settings.momentum2**count) for count in counts]
 
 
@@ -280,15 +274,14 @@ class AdamW(Averages):
     """
 
     def _move(self, group: Group, g: Tensors, rate: float, decay: float, knobs: Knobs) -> None:
-        mean, squares = group.history["mean"], group.history["squares"]
-        counts = self.t.to(torch.float32).unbind()
-        torch._fused_adamw_(
+        adamw(
             group.w,
             _laid_out_alike(g, group.w),
-            mean,
-            squares,
+            group.history["mean"],
+            group.history["squares"],
             [],
-            [counts[place] for place in group.places],
+            list(to_device(self.t[group.places].sub_(1).float(), group.w[0].device).unbind()),  # which it counts up
+            fused=True,
             lr=rate,
             beta1=knobs.momentum,
             beta2=self.settings.momentum2,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from stagerun.base.errors import StorageError
 from stagerun.base.recipe import Solver
 from stagerun.engine.averages import Average, BatchStatistics
-from stagerun.engine.codec import Packed, digest, digest_and_look, digest_there
+from stagerun.engine.codec import Packed, digest, mixed
 from stagerun.engine.device import dtype_of, synchronize
 from stagerun.engine.parameters import frozen_norms, trained_parameters
 from stagerun.engine.solvers import WeightUpdate, make_update
@@ -138,28 +138,29 @@ def live(state: TrainState) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def finite(state: TrainState) -> bool:
-    """Whether all weights, and what is remembered of updates, are numbers. One look at the device as a rule: a sum is a number
-    only if all that it is of are, though not the other way round. Collective."""
+    """Whether all weights, and what is remembered of updates, are numbers. Collective."""
     state.show()
-    trained = [t for part in (weights(state), momentum(state)) for t in part.values() if t.is_floating_point()]
-    if math.isfinite(float(torch.stack([t.sum(dtype=torch.float64) for t in trained]).sum())):
+    return _all_finite([*weights(state).values(), *momentum(state).values()])
+
+
+def _all_finite(tensors: Iterable[Tensor]) -> bool:
+    """One look at the device as a rule: a sum is a number only if all that it is of are, though it may overflow without."""
+    numbers = [t for t in tensors if t.is_floating_point()]
+    if math.isfinite(float(torch.stack([t.sum(dtype=torch.float64) for t in numbers]).sum())):
         return True
-    return all(bool(torch.isfinite(t).all()) for t in trained)
+    return all(bool(torch.isfinite(t).all()) for t in numbers)
 
 
-def digests(state: TrainState) -> tuple[dict[str, int], bool]:
-    """The digests of all that is equal on every rank after an update: each tensor, and what else `state` remembers; and whether it is `finite`.
-    Those of averaged weights are called `ema/NAME`, those of the momentum `SLOT/NAME`."""
-    found, good = _remembered(state), True
-    for name, tensor in live(state).items():
-        found[name], numbers = digest_and_look(tensor)
-        good = good and (numbers or name.startswith(EMA))
-    return found, good
+def digests(state: TrainState) -> dict[str, int]:
+    """The digests of all that is equal on every rank after an update: each tensor, and what else `state` remembers. Those of averaged weights are
+    called `ema/NAME`, those of the momentum `SLOT/NAME`."""
+    return {name: digest(tensor) for name, tensor in live(state).items()} | _remembered(state)
 
 
 def digests_there(state: TrainState) -> dict[str, int]:
-    """What `digests` is of, with `digest_there`."""
-    return {name: digest_there(t) for name, t in live(state).items()} | _remembered(state)
+    """As `digests`, computed where the weights are: by `digest` on a CPU, elsewhere by `mixed`."""
+    on_host = next(iter(weights(state).values())).device.type == "cpu"
+    return {name: (digest if on_host else mixed)(t) for name, t in live(state).items()} | _remembered(state)
 
 
 def _remembered(state: TrainState) -> dict[str, int]:
@@ -197,10 +198,8 @@ class Capture:
             found |= {name: digest(copy) for name, copy in copies.items() if name not in found} | _remembered(state)
 
     def finite(self) -> bool:
-        """Whether all weights and what the solver remembers of them are numbers; a state that isn't must not replace a good one. A sum
-        is a number only if all that it is of are; where it isn't, they are looked at one by one, since it may have overflowed."""
-        vectors = [v for packed in self.packed[:2] for v in packed.vectors if v.is_floating_point()]
-        return all(math.isfinite(float(v.sum())) or bool(torch.isfinite(v).all()) for v in vectors)
+        """Whether all weights and what the solver remembers of them are numbers; a state that isn't must not replace a good one."""
+        return _all_finite([*self.weights.values(), *self.momentum.values()])
 
     def files(self) -> tuple[memoryview, memoryview, memoryview | None]:
         """The copy's own memory as .safetensors files: weights, momentum, and averaged weights, None where there are none."""

@@ -29,33 +29,31 @@ def timed_train(
     spans: Spans,
 ) -> Iterator[Event]:
     """As `train`, with the parts of each iteration in `spans`."""
-    joints = _Joints(spans, state)
+    clocks = _Clocks(reducer, spans, state)
     spans.stage = loop.stage
-    for event in train(loop, state, joints.batches(batches), _TimedReducer(reducer, joints), stop, left):
+    for event in train(loop, state, clocks.batches(batches), clocks, stop, left):
         if isinstance(event, Iterated | NotFinite):
-            joints.part(UPDATE)
+            clocks.part(UPDATE)
         yield event
 
 
-class _Joints:
-    """The place between two parts."""
+class _Clocks(Switch):
+    """A reducer that notes when a part ends: between a batch and `add` lies the forward pass."""
 
-    def __init__(self, spans: Spans, state: TrainState) -> None:
+    def __init__(self, reducer: Reducer, spans: Spans, state: TrainState) -> None:
+        super().__init__(reducer)
         self.spans, self.state, self.device = spans, state, next(state.model.parameters()).device
         self.last = 0.0
 
-    def now(self) -> float:
+    def time(self) -> float:
         if not self.spans.on:
             return 0.0
         synchronize(self.device)
         return self.spans.clock()
 
-    def begin(self) -> None:
-        self.spans.iter, self.last = self.state.iter, self.now()
-
     def part(self, name: str) -> None:
         """The part that ends here."""
-        started, self.last = self.last, self.now()
+        started, self.last = self.last, self.time()
         self.spans.add(name, started, self.last)
 
     def batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -63,28 +61,20 @@ class _Joints:
             self.part(DATA)
             yield batch
             # What went before, the backward pass of another batch or the preparations of the iteration, is noted already.
-            self.last = self.now()
-
-
-class _TimedReducer(Switch):
-    """Between a batch and `add` lies the forward pass."""
-
-    def __init__(self, reducer: Reducer, joints: _Joints) -> None:
-        super().__init__(reducer)
-        self.joints = joints
+            self.last = self.time()
 
     def begin(self, iter: int = 0) -> None:
-        self.joints.begin()
+        self.spans.iter = self.state.iter
         super().begin(iter)
-        self.joints.last = self.joints.now()
+        self.last = self.time()
 
     def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
-        self.joints.part(FORWARD)
+        self.part(FORWARD)
         super().add(loss, logical_worker, tail, last)
-        self.joints.part(BACKWARD)
+        self.part(BACKWARD)
 
     def finish(self) -> Tensor:
-        self.joints.last = self.joints.now()
+        self.last = self.time()
         total = super().finish()
-        self.joints.part(WAIT)
+        self.part(WAIT)
         return total

@@ -2,8 +2,8 @@
 stop was asked for and it could not be finished in the time that is left."""
 
 import math
+import re
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from stagerun.base.errors import UsageError
 from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Precision
 from stagerun.comm import Reducer
-from stagerun.engine.device import Moment, autocast, seed
+from stagerun.engine.device import autocast, moment, seed
 from stagerun.engine.images import Batch, Normalise
 from stagerun.engine.losses import SOFTMAX, Answers, Loss
-from stagerun.engine.mixing import NO_MIXING, Mixed, Mixing, blend, placed
+from stagerun.engine.mixing import NO_MIXING, Mixing, Mixture, blend, placed
 from stagerun.engine.state import TrainState
 
 
@@ -126,14 +126,14 @@ def summed(
         tail[-1].fill_(last and stop())
         with explained(len(batch.labels)):
             reducer.add(loss / how.logical_workers, worker, tail, last)
-    computed = Moment(how.normalise.device)
+    computed = moment(how.normalise.device)
     total = reducer.finish()
     gradients = {p.name: p.tensor.grad for p in state.solver.parameters if p.tensor.grad is not None}
-    norm = global_norm(list(gradients.values()))
+    norm = torch.nn.utils.get_total_norm(gradients.values())  # finite only if all of them are
     # One look at the device for all of them, when a GPU has all to compute that leads there. Its own part is waited for first: so the
     # watch tells a rank that hangs from one that waits for it.
     looked_at = torch.stack([total[-2], total[-1], norm.to(total.dtype), total[: statistics.n].abs().sum()])
-    started = computed.reached()
+    started = computed()
     loss_sum, stopping, size, moved = reducer.look(looked_at)
     return Summed(total, gradients, norm, loss_sum, stopping, size, moved, started)
 
@@ -145,14 +145,17 @@ def apply(state: TrainState, found: Summed, now: Knobs, how: Arithmetic) -> None
     state.statistics.move(found.total[: state.statistics.n], how.logical_workers)
 
 
+@torch.no_grad()
 def clip_summed(found: Summed, how: Arithmetic) -> None:
-    """Clips the gradients as the stage has it."""
-    if how.clip_gradients is None:
+    """Scales all gradients by limit / norm where their global L2 norm is above the stage's limit (Caffe's ClipGradients)."""
+    limit, norm, gradients = how.clip_gradients, found.norm, list(found.gradients.values())
+    if limit is None:
         return
-    gradients, norm = list(found.gradients.values()), found.norm
     if not math.isfinite(found.size):  # of numbers, whose squares are too large
-        norm = global_norm(gradients, torch.float64)
-    clip(gradients, how.clip_gradients, norm)
+        lengths = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+        norm = torch.linalg.vector_norm(torch.stack(lengths))
+    factor = torch.where(norm > limit, limit / norm, torch.ones_like(norm))
+    torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
 
 
 def too_fast(state: TrainState, knobs: Knobs, loss: float) -> str:
@@ -184,7 +187,7 @@ def loss_of(state: TrainState, batch: Batch, how: Arithmetic) -> Tensor:
         return how.loss(logits, labels, mixed, images)
 
 
-def forward(model: nn.Module, batch: Batch, how: Arithmetic) -> tuple[Answers, Mixed | None, Tensor]:
+def forward(model: nn.Module, batch: Batch, how: Arithmetic) -> tuple[Answers, Mixture | None, Tensor]:
     """The pass of training over one device batch: logits, how its images were mixed, and the images."""
     normalise, position = how.normalise, int(batch.positions[0])
     seed(how.forward_seed(position), normalise.device)
@@ -204,7 +207,8 @@ def explained(size: int, field: str = "device_batch_size") -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):  # NCCL has no class for it
+        # NCCL has no class for it.
+        if isinstance(error, torch.OutOfMemoryError) or re.search("(?s)(CUDA|NCCL).*out of memory", str(error)):
             message = f"out of memory on the GPU with a {field} of {size}"
             seen = "; BatchNorm then sees fewer images" if field == "device_batch_size" else ""
             raise UsageError(message, f"a smaller {field} needs less{seen}") from error
@@ -223,46 +227,14 @@ def explained(size: int, field: str = "device_batch_size") -> Iterator[None]:
         raise UsageError(message, f"use a larger {field}, or larger images") from error
 
 
-@torch.no_grad()
-def global_norm(gradients: list[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-    """L2 norm over all of them, a scalar. It is finite only if all of them are. `dtype`: what to compute it in, if not their own."""
-    if dtype is not None:
-        return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g, dtype=dtype) for g in gradients]))
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-
-
-@torch.no_grad()
-def clip(gradients: list[Tensor], limit: float, norm: Tensor | None = None) -> None:
-    """Scales all gradients by limit / norm where `norm`, their global L2 norm, is above `limit` (Caffe's ClipGradients)."""
-    norm = global_norm(gradients) if norm is None else norm
-    factor = torch.where(norm > limit, limit / norm, torch.ones_like(norm))
-    torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
-
-
 # Numbers that travel with the gradients beside the statistics of BatchNorm: the loss, and whether a rank asks to stop.
 TAIL = 2
 
 # In the place of the 1 by which a rank asks to stop after this iteration. More than ranks can be; sums of it are exact in float64.
 BROKEN_OFF = float(1 << 30)
 
-_RECENT = 5
 # An iteration may take a tenth longer than the ones before.
 _MARGIN = 1.1
-
-
-class Pace:
-    """How long iterations take on this rank, from the last ones of this process life."""
-
-    def __init__(self) -> None:
-        self._recent: deque[float] = deque(maxlen=_RECENT)
-
-    def add(self, seconds: float) -> None:
-        self._recent.append(seconds)
-
-    @property
-    def usual(self) -> float | None:
-        """The longest of the last ones; None before the first is done."""
-        return max(self._recent, default=None)
 
 
 def hopeless(left: float | None, done: int, of: int, spent: float, usual: float | None) -> bool:

@@ -2,14 +2,14 @@
 
 import ipaddress
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from stagerun.system.host import host_name, lines
-
-_DISCARD = 9  # a port; nothing is sent to it
+# A port, and an address that is nowhere (RFC 5737); nothing is sent to them.
+_DISCARD, _ELSEWHERE = 9, "203.0.113.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +20,20 @@ class Interface:
 
 def interfaces() -> list[Interface]:
     """Return those that are up and have an address, without the loopback device."""
-    state = psutil.net_if_stats()
-    first = {name: held[0] for name, held in psutil.net_if_addrs().items() if name in state and state[name].isup}
+    up = {name for _, name in socket.if_nameindex() if _is_up(name)}
+    first = [(name, held[0]) for name, held in psutil.net_if_addrs().items() if name in up]
     return [
         Interface(name, one.address)
-        for name, one in first.items()
-        if one.family == socket.AF_INET and not one.address.startswith("127.")
+        for name, one in first
+        if one.family == socket.AF_INET and not is_loopback(one.address)
     ]
+
+
+def _is_up(name: str) -> bool:
+    """By the flag IFF_UP. Not psutil's `net_if_stats`, which asks devices for more than some of them answer."""
+    with suppress(OSError, ValueError):
+        return bool(int(Path("/sys/class/net", name, "flags").read_text(), 16) & 1)
+    return False
 
 
 def resolve(host: str) -> str:
@@ -44,20 +51,14 @@ def towards(host: str, here: list[Interface]) -> Interface | None:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
                 probe.connect((source, _DISCARD))
                 source = probe.getsockname()[0]
-    except OSError:
+    except (OSError, UnicodeError):
         return None
     return next((one for one in here if one.host == source), None)
 
 
-def by_default(here: list[Interface], routes: str | None = None) -> Interface | None:
-    """The one of `here` that the default route takes, or else the only one. `routes`: as in /proc/net/route."""
-    if routes is None:
-        routes = "\n".join(lines(Path("/proc/net/route")))
-    rows = [row for row in map(str.split, routes.splitlines()[1:]) if len(row) > 7 and row[1] == row[7] == "00000000"]
-    for name, *_ in sorted(rows, key=lambda row: int(row[6])):  # by metric
-        if (found := next((one for one in here if one.name == name), None)) is not None:
-            return found
-    return here[0] if len(here) == 1 else None
+def by_default(here: list[Interface]) -> Interface | None:
+    """The one of `here` that the default route takes, or else the only one."""
+    return towards(_ELSEWHERE, here) or (here[0] if len(here) == 1 else None)
 
 
 def is_loopback(host: str) -> bool:
@@ -66,15 +67,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(resolve(host)).is_loopback
     except OSError:
         return False
-
-
-def own_name_misleads() -> bool:
-    """Whether this host's own name leads to no address that others could use: 127.0.1.1, as Debian writes it into
-    /etc/hosts, or none. Gloo would listen there."""
-    try:
-        return ipaddress.ip_address(resolve(host_name())).is_loopback
-    except OSError:
-        return True
 
 
 def free_port() -> int:

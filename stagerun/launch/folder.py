@@ -1,18 +1,19 @@
-"""The folder that our launcher and its workers share: that all are to stop, that a host is gone, and how each worker ended.
+"""The folder that our launcher and its workers share: that all are to stop, and how each worker ended.
 
-Files of a few bytes that appear whole, by a rename: `stop`, `gone` and `RANK.json`.
+Files of a few bytes that appear whole, by a rename: `stop` and `RANK.json`.
 """
 
 import json
 import os
+import shutil
 import signal
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from stagerun.base.errors import ExitCode
 from stagerun.system.files import write_whole
+from stagerun.system.process import living
 
 REPORT_DIR = "STAGERUN_REPORT_DIR"
 LAUNCHER_PID = "STAGERUN_LAUNCHER_PID"
@@ -27,25 +28,17 @@ class Report:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request to stop. `at` is of time.monotonic(), which all processes of a machine read alike."""
-
-    signal: signal.Signals
-    at: float
-
-
-def nothing_started(code: int) -> str:
-    """What a process says that is asked to stop at its beginning, and ends with `code`."""
-    if code == ExitCode.SAVED:
-        return "stopped before anything was started; run the same command again"
-    return "interrupted before anything was started"
-
-
 def folder() -> Path | None:
     """None when no launcher of ours has started this process."""
     name = os.environ.get(REPORT_DIR)
     return None if name is None else Path(name)
+
+
+def remove_left_folder() -> None:
+    """Removes the folder of a launcher that was killed, and can't any more."""
+    shared, launcher = folder(), os.environ.get(LAUNCHER_PID)
+    if shared is not None and launcher is not None and living(int(launcher)) is None:
+        shutil.rmtree(shared, ignore_errors=True)
 
 
 def report(rank: int, code: int, text: str) -> bool:
@@ -70,20 +63,20 @@ def another_ended(rank: int) -> bool:
     return shared is not None and any(file.stem != str(rank) for file in shared.glob("*.json"))
 
 
-def asked() -> Asked | None:
-    """The request to stop that the launcher got, if any."""
+def asked() -> tuple[signal.Signals, float] | None:
+    """The request to stop that the launcher got, if any, and its time by time.monotonic(), which all processes of a machine read alike."""
     with suppress(OSError):
         if (shared := folder()) is not None:
             number, at = json.loads((shared / "stop").read_text())
-            return Asked(signal.Signals(number), at)
+            return signal.Signals(number), at
     return None
 
 
-def ask(shared: Path, number: int) -> Asked:
-    """Leaves word that all workers are to stop, for those that get a signal now and those that are to come. The launcher's side."""
-    request = Asked(signal.Signals(number), time.monotonic())
-    leave(shared / "stop", [number, request.at])
-    return request
+def nothing_started(code: int) -> str:
+    """What a process says that is asked to stop at its beginning, and ends with `code`."""
+    if code == ExitCode.SAVED:
+        return "stopped before anything was started; run the same command again"
+    return "interrupted before anything was started"
 
 
 def leave(path: Path, value: object) -> bool:

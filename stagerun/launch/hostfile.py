@@ -1,11 +1,10 @@
 """On which hosts, and how many workers on each: files as Open MPI, hydra and DeepSpeed read them, or a list."""
 
 import re
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagerun.base.errors import Problem, RecipeError, Span, UsageError
+from stagerun.base.errors import UsageError
 
 _HOST = re.compile(
     r"(?P<name>(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?"
@@ -33,7 +32,7 @@ class Host:
 
 
 def read_hosts(given: str) -> tuple[Host, ...]:
-    """What `--hosts` was given: a file, or names with commas between them. RecipeError with all mistakes, UsageError."""
+    """What `--hosts` was given: a file, or names with commas between them. UsageError with all mistakes."""
     path = Path(given)
     if path.is_dir():
         raise UsageError(
@@ -41,55 +40,36 @@ def read_hosts(given: str) -> tuple[Host, ...]:
         )
     if path.is_file():
         try:
-            lines = list(enumerate(path.read_text().splitlines(), 1))
+            lines = path.read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not a text file"
             raise UsageError(f"--hosts {given} can't be read: {why}") from None
-        words = [(list(re.finditer(r"\S+", line.partition("#")[0])), line, number) for number, line in lines]
-        entries = [
-            ([(m.group(), m.start() + 1) for m in found], line, number) for found, line, number in words if found
-        ]
+        numbered = [(f"{given}:{number}", line.partition("#")[0].split()) for number, line in enumerate(lines, 1)]
+        entries = [(place, words) for place, words in numbered if words]
     elif "/" in given:
         raise UsageError(f"--hosts {given}: no such file", "name a file with a host on each line")
     else:
-        begins = [0, *(m.end() for m in re.finditer(",", given))]
-        items = [(item, begin) for item, begin in zip(given.split(","), begins, strict=True) if given.strip(" ,")]
-        entries = [([(item.strip(), begin + len(item) - len(item.lstrip()) + 1)], given, 1) for item, begin in items]
-        given = "--hosts"
+        entries = [("--hosts", item.split() or [""]) for item in given.split(",")] if given.strip(" ,") else []
     if not entries:
-        raise UsageError(f"{given} names no host", "write `--hosts a,b,c`, or a file with a name on each line")
-    return _hosts(entries, given)
-
-
-def _hosts(entries: Iterable[tuple[Sequence[tuple[str, int]], str, int]], path: str) -> tuple[Host, ...]:
-    """Of each entry: its words with the columns where they begin, the line, its number. RecipeError."""
-    problems: list[Problem] = []
+        name = given if path.is_file() else "--hosts"
+        raise UsageError(f"{name} names no host", "write `--hosts a,b,c`, or a file with a name on each line")
     hosts: dict[str, Host] = {}
-    lines: dict[str, int] = {}
-    for ((word, column), *fields), line, number in entries:
-        found, slots = _HOST.fullmatch(word), None
-        wrong = (
-            [] if found else [(word, column, f"`{word}` is no host" if word else "a host's name is missing", _FORMS)]
-        )
-        if found is not None and found["slots"]:
-            slots = int(found["slots"])
-        for field, at in fields:
-            match = _FIELD.fullmatch(field)
-            if match is None:
-                wrong.append((field, at, f"`{field}` is not understood", _FORMS))
-            elif not match["most"]:
-                slots = int(match["slots"])
-        if found is not None:
-            host = Host(found["name"], slots)
-            if host.address in hosts:
-                where = f"in line {lines[host.address]}" if lines[host.address] != number else "already"
-                hint = f"for two workers on it write `{host.name}:2` there"
-                wrong.append((word, column, f"`{host.name}` stands {where}", hint))
-            hosts.setdefault(host.address, host)
-            lines.setdefault(host.address, number)
-        problems += [
-            Problem(message, Span(path, number, at, len(odd) or 1), line, hint) for odd, at, message, hint in wrong
-        ]
-    if problems:
-        raise RecipeError(problems)
+    mistakes: list[str] = []
+    for place, (word, *fields) in entries:
+        match = _HOST.fullmatch(word)
+        slots = match["slots"] if match is not None else None
+        for field in fields:
+            found = _FIELD.fullmatch(field)
+            if found is None:
+                mistakes.append(f"{place}: `{field}` is not understood")
+            elif not found["most"]:
+                slots = found["slots"]
+        if match is None:
+            mistakes.append(f"{place}: `{word}` is no host" if word else f"{place}: a host's name is missing")
+            continue
+        host = Host(match["name"], int(slots) if slots else None)
+        if hosts.setdefault(host.address, host) is not host:
+            mistakes.append(f"{place}: `{host.name}` stands twice; for two workers on it write `{host.name}:2`")
+    if mistakes:
+        raise UsageError("\n".join(mistakes), _FORMS)
     return tuple(hosts.values())

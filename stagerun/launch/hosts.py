@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import msgspec
 
-from stagerun.base.errors import AGAIN, ExitCode, PeerError, UsageError
+from stagerun.base.errors import AGAIN, ExitCode, PeerError
 from stagerun.base.recipe import Schedule
 from stagerun.base.text import to_nowhere
 from stagerun.command.ending import tell
@@ -34,8 +34,6 @@ from stagerun.system.typed import json_line
 _HELLO_S = 90.0
 # How much longer than --grace the workers may take once a stop was asked for or another host has failed.
 _MARGIN_S, _END_S = 60.0, 2.0
-# How long workers without a monitor may take once another host is lost: they may hang in what they wait for.
-_UNWATCHED_S = 3.0
 _LONGEST_LINE = 1 << 16
 
 
@@ -67,27 +65,30 @@ class _Connection:
         with suppress(OSError):  # the host is gone, which its streams show
             os.write(self.process.stdin.fileno(), json_line(words))  # type: ignore[union-attr]
 
+    def shows(self, kind: str, line: str, first: bool) -> None:
+        """Print a worker's line. The first host's are printed as they are, since rank 0 speaks for all."""
+        stream = sys.stdout if kind == "out" else sys.stderr
+        try:
+            stream.write(line if first else f"{self.name}: {line}")
+            stream.flush()
+        except OSError:  # no one reads any more; the run goes on
+            to_nowhere(stream)
+
     @property
     def over(self) -> bool:
         return self.end is not None or bool(self.lost)
-
-    @property
-    def failed(self) -> bool:
-        ended = self.end is not None and (self.end.deaths or any(report.code for report in self.end.reports))
-        return bool(self.lost or ended)
 
 
 def on_hosts(orders: Orders, folder: str, schedule: Schedule, options: HostOptions, nproc: int | None) -> int:
     """Run `orders` on all hosts; return the exit code. `schedule`: as read here, in `folder`. `nproc`: workers on each host; None: what the
     host file says, or that host's default. StagerunError if it can't begin."""
     assert options.hosts is not None
-    hosts, way = read_hosts(options.hosts), Way.of(options, folder, schedule)
-    if way.sources:
+    hosts, way = read_hosts(options.hosts), Way.of(options, folder)
+    if way.copied:
         _copy(hosts, way)
     launch = _Launch(orders, hosts, way)
     try:
-        launch.meet(schedule, nproc)
-        code, text = launch.run(launch.endpoint())
+        code, text = launch.run(launch.meet(schedule, nproc))
     finally:
         launch.close()
     tell(text)
@@ -112,14 +113,16 @@ class _Launch:
         self.orders, self.way = orders, way
         self.lines: queue.Queue[tuple[_Connection, str, str]] = queue.Queue()
         self.asked: list[int] = []  # stop signals
-        self.deadline = float("inf")
         with signals.held():
             self.all = [_Connection(host, way, self.lines) for host in hosts]
 
-    def meet(self, schedule: Schedule, nproc: int | None) -> None:
-        """Give each host its ranks. PeerError with every host that is missing; UsageError, RecipeError."""
+    def meet(self, schedule: Schedule, nproc: int | None) -> str:
+        """Give each host its ranks. Return ADDRESS:PORT where they meet: an address of the first host's on the way to the second, and a port
+        that is free there. PeerError with every host that is missing; RecipeError."""
+        first, *others = self.all
         for one in self.all:
-            one.send(environment=passed_on(), most=most_workers(schedule), head=self.all[0].host.address)
+            peer = (others[0] if others else first).host.address
+            one.send(environment=passed_on(), most=most_workers(schedule), peer=peer)
         last = time.monotonic() + _HELLO_S
         while waiting := [one for one in self.all if one.hello is None and not one.lost]:
             if time.monotonic() > last:
@@ -128,36 +131,17 @@ class _Launch:
             self._take()
         if lost := [one.lost for one in self.all if one.lost]:
             raise PeerError("\n".join(lost))
-        names: dict[str, str] = {}
+        hellos = [one.hello for one in self.all if one.hello is not None]
         size = 0
-        for one, hello in self._hellos():
-            if (other := names.setdefault(hello.machine, one.name)) != one.name:
-                raise UsageError(
-                    f"{other} and {one.name} are the same host", f"for two workers on it write `{other}:2`"
-                )
+        for one, hello in zip(self.all, hellos, strict=True):
             one.ranks = range(size, size + (nproc or one.host.slots or hello.workers))
             size = one.ranks.stop
         check_workers(schedule, size)
-
-    def _hellos(self) -> list[tuple[_Connection, Hello]]:
-        return [(one, one.hello) for one in self.all if one.hello is not None]
-
-    def endpoint(self) -> str:
-        """ADDRESS:PORT: an address of the first host's by which the others know it, and a port that is free there. PeerError."""
-        (head, first), *others = self._hellos()
-        if not others:
-            return f"127.0.0.1:{first.port}"
-        known = [address for _, hello in (*others, (head, first)) for address in hello.addresses]
-        if len(first.own) == 1:
-            known += first.own  # whatever the others call it
-        address = next((a for a in known if a in first.own), None)
-        if address is None:
-            raise PeerError(
-                f"{head.name} has the addresses {', '.join(first.own) or 'of its loopback device alone'}, and the other hosts know it by none of "
-                f"these, but by {', '.join(dict.fromkeys(known)) or 'none'}",
-                "name it in the host file by a name or address by which the others reach it",
-            )
-        return f"{address}:{first.port}"
+        address = hellos[0].address if others else "127.0.0.1"
+        if not address:
+            hint = "name the hosts by names or addresses that all of them know"
+            raise PeerError(f"{first.name} knows no address of its own by which the other hosts reach it", hint)
+        return f"{address}:{hellos[0].port}"
 
     def run(self, endpoint: str) -> tuple[int, str]:
         """Run the workers to their end; return the exit code, and what to say."""
@@ -166,12 +150,13 @@ class _Launch:
         for one in self.all:
             node = Node(one.ranks.start, len(one.ranks), self.all[-1].ranks.stop, endpoint)
             one.send(orders=replace(self.orders, limits=None), node=node)
-        while not all(one.over for one in self.all):
+        deadline = float("inf")
+        while left := [one for one in self.all if not one.over]:
             self._take()
-            if self.asked or any(one.failed for one in self.all):
-                self.deadline = min(self.deadline, time.monotonic() + self.orders.grace + _MARGIN_S)
-            for one in self.all:
-                if time.monotonic() > self.deadline and not one.over:
+            if self.asked or any(one.lost or (one.end is not None and one.end.failed) for one in self.all):
+                deadline = min(deadline, time.monotonic() + self.orders.grace + _MARGIN_S)
+            if time.monotonic() > deadline:
+                for one in left:
                     one.send(end=True)
                     one.lost = f"{one.name}: its workers had not ended in time, and were killed\n  hint: {AGAIN}"
         return self._verdict()
@@ -190,37 +175,34 @@ class _Launch:
         found = sorted((report for end in ends for report in end.reports), key=lambda report: report.rank)
         deaths = {rank: code for end in ends for rank, code in end.deaths.items()}
         lost = [one.lost for one in self.all if one.lost]
-        if self.asked.count(signal.SIGINT) > 1:
-            if found and found[0].rank == 0 and found[0].code in (ExitCode.DONE, ExitCode.SAVED):
-                return found[0].code, found[0].text
-            return ExitCode.INTERRUPTED, "ended without saving"
-        if lost and not any(report.code not in (ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER) for report in found):
+        interrupted = self.asked.count(signal.SIGINT) > 1
+        if (
+            lost
+            and not interrupted
+            and not any(report.code not in (ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER) for report in found)
+        ):
             return ExitCode.PEER, "\n".join(lost)
-        outcome = Outcome(found, deaths, self.asked[0] if self.asked else None, any(end.late for end in ends))
+        asked = self.asked[0] if self.asked else None
+        outcome = Outcome(found, deaths, asked, any(end.late for end in ends), interrupted)
         return verdict(outcome, self.orders, {rank: one.name for one in self.all for rank in one.ranks})
 
     def _take(self) -> None:
         """Handle a line that has come from a host."""
         with suppress(queue.Empty):
-            self._heard(*self.lines.get(timeout=0.25))
+            one, kind, line = self.lines.get(timeout=0.25)
+            if line:
+                self._heard(one, kind, line)
+            else:
+                one.open -= 1
+                if not one.open and not one.over:
+                    self._lose(one)
 
     def _heard(self, one: _Connection, kind: str, line: str) -> None:
-        if not line:
-            one.open -= 1
-            if not one.open and not one.over:
-                self._lose(one)
-            return
         before, mark, own = line.partition(MARK) if kind == "out" else (line, "", "")
         if one.hello is None:
             one.said = before.strip() or one.said
         elif before:
-            # The first host's lines come as they are, since rank 0 speaks for all.
-            stream = sys.stdout if kind == "out" else sys.stderr
-            try:
-                stream.write(before if one is self.all[0] else f"{one.name}: {before}")
-                stream.flush()
-            except OSError:  # no one reads any more; the run goes on
-                to_nowhere(stream)
+            one.shows(kind, before, one is self.all[0])
         if mark:
             with suppress(ValueError):  # cut off in the middle: its end follows
                 if one.hello is None:
@@ -235,15 +217,12 @@ class _Launch:
         if not one.ranks:
             one.lost = self.way.why(one.host, one.process.poll(), one.said)
             return
-        text = f"{one.name} is gone: its connection ended (rank{'s' * (len(one.ranks) > 1)} {' '.join(map(str, one.ranks))})"
+        ranks = " ".join(map(str, one.ranks))
+        text = f"{one.name} is gone: its connection ended (rank{'s' if len(one.ranks) > 1 else ''} {ranks})"
         one.lost = f"{text}\n  hint: {AGAIN}"
         tell(text)
-        words: dict[str, Any] = {"gone": one.lost}
-        if self.orders.limits is None:  # no monitor reads that
-            words, self.deadline = {"stop": signal.SIGTERM}, min(self.deadline, time.monotonic() + _UNWATCHED_S)
-        for other in self.all:
-            if not other.over:
-                other.send(**words)
+        for other in self.all:  # workers that hang in a collective end by their monitors
+            other.send(stop=signal.SIGTERM)
 
     def close(self) -> None:
         """End what is left on the hosts."""

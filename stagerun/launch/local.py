@@ -4,7 +4,6 @@ Each worker is the same command again with RANK, WORLD_SIZE, MASTER_ADDR and MAS
 folder, so that one clear message comes out, and not one from each worker.
 """
 
-import fcntl
 import os
 import shutil
 import signal
@@ -13,24 +12,23 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from stagerun.base.errors import AGAIN, ExitCode, PeerError, StorageError
 from stagerun.base.text import duration
-from stagerun.launch.folder import LAUNCHER_PID, REPORT_DIR, Asked, Report, ask, nothing_started, reports
+from stagerun.launch.folder import LAUNCHER_PID, REPORT_DIR, Report, leave, nothing_started, reports
 from stagerun.launch.stopping import GRACE_S, least_before
 from stagerun.system import signals
-from stagerun.system.files import own_folder, why
+from stagerun.system.files import why
 from stagerun.system.process import program
 from stagerun.system.pulse import Limits
 from stagerun.system.world import STORE_FILE, default_threads
 
-FOLDER_PREFIX = "stagerun-run-"  # not that of versions which locked a file in it
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY
+FOLDER_PREFIX = "stagerun-run-"
 _POLL_S = 0.05
 _END_S = 30.0  # that workers have to end when another has failed
 
@@ -56,12 +54,18 @@ class Orders:
 @dataclass(slots=True)
 class Outcome:
     """How workers ended. `deaths`: exit codes of those that failed, by rank, negative for a signal; -SIGTERM for those that had to be killed.
-    `asked`: the signal by which a stop was asked for. `late`: some had not ended when their time was over, and were killed."""
+    `asked`: the signal by which a stop was asked for. `late`: some had not ended when their time was over, and were killed.
+    `interrupted`: by a second Ctrl-C, all were."""
 
     reports: list[Report]
     deaths: dict[int, int]
     asked: int | None = None
     late: bool = False
+    interrupted: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.deaths) or any(report.code for report in self.reports)
 
 
 def run_workers(orders: Orders, nproc: int) -> tuple[int, str]:
@@ -91,7 +95,8 @@ class Supervisor:
 
     def __init__(self, folder: Path, orders: Orders) -> None:
         self.folder, self.orders = folder, orders
-        self.asked: Asked | None = None
+        self._asked: int | None = None  # the stop signal that counts
+        self._asked_at = 0.0
         self._late = False
         self.requests: deque[int] = deque()  # stop signals; other threads may add to them
         self._interrupts = 0
@@ -107,7 +112,7 @@ class Supervisor:
         if node.size == node.nproc:
             (self.folder / STORE_FILE).touch()
         self._answer()
-        if self.asked is None:
+        if self._asked is None:
             self._start(node)
             self._wait()
         signals.settle()  # what comes now changes nothing
@@ -116,7 +121,7 @@ class Supervisor:
             (self.folder / "room").touch()  # was there room for a report?
         codes = {rank: child.returncode for rank, child in self._children.items() if child.returncode}
         deaths = {rank: -signal.SIGTERM if rank in self._killed else code for rank, code in codes.items()}
-        return Outcome(found, deaths, self.asked.signal if self.asked is not None else None, self._late)
+        return Outcome(found, deaths, self._asked, self._late, self._interrupts > 1)
 
     def _start(self, node: Node) -> None:
         address, _, port = node.endpoint.rpartition(":")
@@ -148,44 +153,36 @@ class Supervisor:
         failed_at, grace = 0.0, least_before(self.orders.grace)
         while left := [rank for rank, child in self._children.items() if child.poll() is None]:
             self._answer()
+            if self._interrupts > 1:
+                self.kill()
+                return  # a worker that hangs in the kernel doesn't end
             now = time.monotonic()
             if not failed_at and any(child.returncode for child in self._children.values()):
                 failed_at = now
                 for rank in left:
                     self._children[rank].terminate()
-            if self.asked is not None and now > self.asked.at + grace:
-                self._late = True
-                self._kill(left)
-            patient = self.orders.saves and 0 in left
-            if failed_at and now > failed_at + (grace if patient else _END_S):
-                self._kill(left)
+            self._late = self._late or (self._asked is not None and now > self._asked_at + grace)
+            patience = grace if self.orders.saves and 0 in left else _END_S
+            if self._late or (failed_at and now > failed_at + patience):
+                self.kill(left)
             time.sleep(_POLL_S)
-        if self.asked is not None:  # a second Ctrl-C that came just now
-            self._answer()
+        self._answer()  # a second Ctrl-C that came just now
 
     def _answer(self) -> None:
-        """Pass the first request on; a second SIGINT ends all at once: someone at the keyboard means it."""
+        """Pass the first request on. A second SIGINT ends all at once: someone at the keyboard means it."""
         while self.requests:
-            number = signal.Signals(self.requests.popleft())
-            self._interrupts += number == signal.SIGINT
-            if self.asked is None:
-                self.asked = ask(self.folder, number)
+            number = self.requests.popleft()
+            if number == signal.SIGINT:
+                self._interrupts += 1
+            if self._asked is None:
+                self._asked, self._asked_at = number, time.monotonic()
+                leave(self.folder / "stop", [number, self._asked_at])  # also for those that are to come
                 for child in self._children.values():
                     child.terminate()
-            elif number == signal.SIGINT and self._interrupts > 1:
-                self.kill()
-                first = reports(self.folder, 1)
-                shutil.rmtree(self.folder, ignore_errors=True)
-                if first and first[0].code in (ExitCode.DONE, ExitCode.SAVED):  # all is on disk by then
-                    signals.end_at_once(first[0].code, first[0].text)
-                signals.end_at_once(ExitCode.INTERRUPTED, "ended without saving")
 
-    def kill(self) -> None:
+    def kill(self, ranks: Iterable[int] | None = None) -> None:
         """Kill all workers; also from another thread."""
-        self._kill(list(self._children))
-
-    def _kill(self, ranks: Sequence[int]) -> None:
-        for rank in ranks:
+        for rank in list(self._children) if ranks is None else ranks:
             self._killed.add(rank)
             self._children[rank].kill()
 
@@ -193,17 +190,11 @@ class Supervisor:
 @contextmanager
 def supervised(orders: Orders) -> Iterator[Supervisor]:
     """Give what starts and ends the workers, with a report folder, which they share. Main thread. StorageError without a folder for temporary
-    files."""
-    folder, held = None, -1
+    files. Where this process is killed, the workers' monitors remove the folder."""
+    folder = None
     try:
         with signals.held():  # one that came in between would leave the folder behind
-            sweep()
-            made = Path(tempfile.mkdtemp(prefix=f".{FOLDER_PREFIX}"))
-            held = os.open(made, _FOLDER)
-            with suppress(OSError):  # a file system without locks, where nothing is swept either
-                fcntl.flock(held, fcntl.LOCK_SH)
-            # It has its name only once it is held, so that no other launcher finds it free meanwhile.
-            folder = made.rename(made.with_name(made.name.removeprefix(".")))
+            folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
             supervisor = Supervisor(folder, orders)
             for number in signals.stop_signals():
                 signal.signal(number, supervisor.request)
@@ -213,7 +204,7 @@ def supervised(orders: Orders) -> Iterator[Supervisor]:
     except OSError as error:
         if folder is not None and not Path(str(error.filename)).is_relative_to(folder):
             raise
-        where = Path(error.filename).parent if error.filename else Path(os.environ.get("TMPDIR", "/tmp"))
+        where = Path(os.environ.get("TMPDIR", "/tmp"))
         raise StorageError(
             f"no folder for temporary files in {where}: {why(error, where)}",
             "make room there, or set TMPDIR to a folder on this machine that can be written",
@@ -221,22 +212,6 @@ def supervised(orders: Orders) -> Iterator[Supervisor]:
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-        if held >= 0:
-            os.close(held)
-
-
-def sweep() -> None:
-    """Remove the report folders of this user's killed launchers: nobody holds their lock. A lock, and not a process's number: containers
-    that share /tmp don't share numbers. Others can make such a folder, too, or a link: neither is followed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
-        with suppress(OSError):
-            held = os.open(folder, _FOLDER | os.O_NOFOLLOW)
-            try:
-                if own_folder(os.fstat(held)):
-                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(held)
 
 
 def verdict(outcome: Outcome, orders: Orders, hosts: Mapping[int, str] | None = None) -> tuple[int, str]:
@@ -247,7 +222,9 @@ def verdict(outcome: Outcome, orders: Orders, hosts: Mapping[int, str] | None = 
     """
     reports, deaths, asked, stopped = outcome.reports, outcome.deaths, outcome.asked is not None, orders.stopped
     code_of = {report.rank: report.code for report in reports}
-    names = {rank: f"worker {rank}" + (f" on {hosts[rank]}" if hosts else "") for rank in (0, *deaths)}
+    if outcome.interrupted:
+        done = [one for one in reports if one.rank == 0 and one.code in (ExitCode.DONE, ExitCode.SAVED)]
+        return (done[0].code, done[0].text) if done else (ExitCode.INTERRUPTED, "ended without saving")
     causes = [one for one in reports if one.code not in (ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER)]
     if causes:
         telling = [one for one in causes if one.text] or causes
@@ -256,6 +233,10 @@ def verdict(outcome: Outcome, orders: Orders, hosts: Mapping[int, str] | None = 
         return telling[0].code, text
     if 0 in code_of and set(code_of.values()) == {ExitCode.DONE}:
         return ExitCode.DONE, ""  # everything is on disk; what came then, a signal or a kill, was too late to matter
+
+    def name(rank: int) -> str:
+        return f"worker {rank}" + (f" on {hosts[rank]}" if hosts else "")
+
     late = ""
     if outcome.asked is not None and outcome.late:
         within, by = duration(least_before(orders.grace)), signal.Signals(outcome.asked).name
@@ -264,18 +245,17 @@ def verdict(outcome: Outcome, orders: Orders, hosts: Mapping[int, str] | None = 
     if killed:
         # Those that were left are ended with SIGTERM: another signal tells more.
         rank = min(killed, key=lambda rank: (deaths[rank] == -signal.SIGTERM, rank))
-        text = f"{names[rank]} was killed by {signal.Signals(-deaths[rank]).name}\n  hint: {AGAIN}"
+        text = f"{name(rank)} was killed by {signal.Signals(-deaths[rank]).name}\n  hint: {AGAIN}"
         return ExitCode.PEER, late or text
     silent = [rank for rank in deaths if deaths[rank] not in (stopped, ExitCode.PEER) and rank not in code_of]
     if asked or not silent:  # otherwise the stop of the others follows from it
         # Workers leave together once they have started, with all saved. One that leaves alone did so before it met the others: these
         # then miss a peer, and have started nothing either.
-        for found in sorted(
-            (one for one in reports if one.code != ExitCode.DONE), key=lambda one: one.code == ExitCode.PEER
-        ):
-            return found.code, late if late and found.code == ExitCode.PEER else found.text
+        failed = [one for one in reports if one.code != ExitCode.DONE]
+        if first := min(failed, key=lambda one: one.code == ExitCode.PEER, default=None):
+            return first.code, late if late and first.code == ExitCode.PEER else first.text
         if stopped in deaths.values() or (asked and (not deaths or ExitCode.INTERRUPTED in deaths.values())):
             return stopped, nothing_started(stopped)
     rank = min(silent or deaths, default=0)
     code = deaths.get(rank, ExitCode.BUG)
-    return code if code > 0 else ExitCode.BUG, f"{names[rank]} ended with exit code {code} and said nothing"
+    return code if code > 0 else ExitCode.BUG, f"{name(rank)} ended with exit code {code} and said nothing"

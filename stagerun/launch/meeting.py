@@ -9,22 +9,12 @@ import importlib.util
 import os
 import zlib
 from collections.abc import Mapping
-from concurrent import futures
 from dataclasses import dataclass
 
 from stagerun.base.errors import PeerError
 from stagerun.base.text import duration
-from stagerun.launch import ancestors
-from stagerun.launch.addresses import (
-    by_default,
-    free_port,
-    interfaces,
-    is_loopback,
-    own_name_misleads,
-    resolve,
-    towards,
-)
-from stagerun.launch.stopping import aside
+from stagerun.launch.addresses import by_default, free_port, interfaces, is_loopback, resolve, towards
+from stagerun.launch.stopping import aside, mpi_launcher
 from stagerun.system.host import host_name
 from stagerun.system.nodelist import expand
 from stagerun.system.process import born
@@ -36,11 +26,9 @@ PATIENCE_S = 600.0
 _LOOPBACK = "127.0.0.1"
 _LEAST_PORT, _PORTS = 20000, 10000  # below those that kernels hand out
 _TEXT_BYTES = 100
-_HINTS = {
-    "srun": "say where rank 0 is: `MASTER_ADDR=HOST srun ...`",
-    "mpiexec.hydra": "install mpi4py, or add `-genv MASTER_ADDR HOST -genv MASTER_PORT 29500` to mpiexec; HOST has rank 0",
-}
-_HINT = "install mpi4py, or add `-x MASTER_ADDR=HOST -x MASTER_PORT=29500` to mpirun; HOST has rank 0"
+_SRUN_HINT = "say where rank 0 is: `MASTER_ADDR=HOST srun ...`"
+_HYDRA_HINT = "install mpi4py, or add `-genv MASTER_ADDR HOST -genv MASTER_PORT 29500` to mpiexec; HOST has rank 0"
+_MPI_HINT = "install mpi4py, or add `-x MASTER_ADDR=HOST -x MASTER_PORT=29500` to mpirun; HOST has rank 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +41,7 @@ class Meeting:
 
 
 def meet(world: World, environment: Mapping[str, str] = os.environ, patience: float = PATIENCE_S) -> Meeting:
-    """Collective under MPI. PeerError where no place is found, or the others don't come within `patience` seconds."""
-    if world.size == 1:
-        return Meeting(_LOOPBACK, 0)
+    """Of several workers. Collective under MPI. PeerError where no place is found, or the others don't come within `patience` seconds."""
     number = job_number(environment)
     if "MASTER_ADDR" in environment and ("MASTER_PORT" in environment or number):
         return _given(world, environment, number)
@@ -66,7 +52,7 @@ def meet(world: World, environment: Mapping[str, str] = os.environ, patience: fl
             "a launcher such as torchrun sets all four; to start workers on this machine use `stagerun run DIR --nproc N`",
         )
     if world.local_size == world.size:
-        if not number and (found := ancestors.launcher()) is not None:
+        if not number and (found := mpi_launcher()) is not None:
             number = f"{found.pid} {born(found.pid)}"  # what the ranks of one host have in common
         if number:
             return Meeting(_LOOPBACK, port_of(number), "lo")
@@ -76,15 +62,12 @@ def meet(world: World, environment: Mapping[str, str] = os.environ, patience: fl
     if importlib.util.find_spec("mpi4py") is not None:
         return _by_mpi(world, environment.get("GLOO_SOCKET_IFNAME", ""), patience)
     raise PeerError(
-        f"{world.launcher} has started {world.size} workers, but doesn't say where they meet",
-        _HINTS.get(world.launcher, _HINT),
+        f"{world.launcher} has started {world.size} workers, but doesn't say where they meet", _hint(world.launcher)
     )
 
 
 def go_there(meeting: Meeting) -> None:
     """Has torch and the monitors use it. A network that the user has chosen stays."""
-    if meeting.port == 0:
-        return
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = meeting.address, str(meeting.port)
     if meeting.interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", meeting.interface)
@@ -103,22 +86,22 @@ def port_of(number: str) -> int:
     return _LEAST_PORT + zlib.crc32(number.encode()) % _PORTS
 
 
+def _hint(launcher: str) -> str:
+    return {"srun": _SRUN_HINT, "mpiexec.hydra": _HYDRA_HINT}.get(launcher, _MPI_HINT)
+
+
 def _interface(address: str) -> str:
-    found = towards(address, interfaces())
-    return found.name if found else ""
+    """By which packets go there. Rank 0's own name may lead to its loopback device, by Debian's /etc/hosts: then that of the default route."""
+    here = interfaces()
+    found = by_default(here) if is_loopback(address) else towards(address, here)
+    return found.name if found is not None else ""
 
 
 def _given(world: World, environment: Mapping[str, str], number: str) -> Meeting:
     address, said = environment["MASTER_ADDR"], environment.get("MASTER_PORT") or str(port_of(number))
     if not (said.isascii() and said.isdigit() and 0 < int(said) < 65536):
         raise PeerError(f"MASTER_PORT must be a port number, 1 to 65535, not `{said}`")
-    interface = ""
-    if world.local_size < world.size and own_name_misleads():
-        interface = _interface(address)
-        # The name leads to this host's loopback device: this is rank 0's host, and /etc/hosts has its name beside 127.0.1.1.
-        if not interface and is_loopback(address) and (default := by_default(interfaces())) is not None:
-            interface = default.name
-    return Meeting(address, int(said), interface)
+    return Meeting(address, int(said), _interface(address) if world.local_size < world.size else "")
 
 
 def _of_nodes(names: str, number: str, environment: Mapping[str, str]) -> Meeting:
@@ -127,16 +110,11 @@ def _of_nodes(names: str, number: str, environment: Mapping[str, str]) -> Meetin
     try:
         nodes = expand(names)
         resolve(nodes[0])
-    except ValueError as error:
-        raise PeerError(f"the node list of this step can't be read: {error}", _HINTS["srun"]) from error
-    except OSError as error:
-        raise PeerError(
-            f"`{nodes[0]}`, where rank 0 is by Slurm's node list, has no address on `{host_name()}`: "
-            f"{error.strerror or error}",
-            _HINTS["srun"],
-        ) from error
-    if is_loopback(nodes[0]) and not first:
-        raise PeerError(f"`{nodes[0]}`, where rank 0 is, has an address of this very host here", _HINTS["srun"])
+        if is_loopback(nodes[0]) and not first:
+            raise ValueError(f"`{nodes[0]}` has an address of this very host here")
+    except (OSError, ValueError) as error:
+        text = f"the node list of this step, `{names}`, doesn't lead `{host_name()}` to rank 0: {error}"
+        raise PeerError(text, _SRUN_HINT) from error
     # On the first node its own name may lead to 127.0.1.1: it meets itself there, since rank 0 listens on all interfaces.
     return Meeting(nodes[0], port_of(number), _interface(nodes[1] if first and len(nodes) > 1 else nodes[0]))
 
@@ -144,16 +122,14 @@ def _of_nodes(names: str, number: str, environment: Mapping[str, str]) -> Meetin
 def _by_mpi(world: World, wanted: str, patience: float) -> Meeting:
     """An address of rank 0's host and a port that is free there, handed to all by mpi4py. `wanted`: GLOO_SOCKET_IFNAME."""
     text = "" if world.rank else f"{_own_address(wanted)} {free_port()}"
-    hint = _HINTS.get(world.launcher, _HINT)
+    hint = _hint(world.launcher)
     try:
         address, _, port = aside(lambda: _broadcast(text, world.size), patience).rpartition(" ")
-    except futures.TimeoutError:
-        raise PeerError(
-            f"not all of the {world.size} workers came to where {world.launcher} has them meet within {duration(patience)}",
-            "a host may be gone, or a worker may have ended before it came; run the same command again",
-        ) from None
     except Exception as error:
-        raise PeerError(f"the workers can't meet by mpi4py: {error}", hint) from error
+        why = (
+            str(error) or f"not all {world.size} came within {duration(patience)}: a host may be gone"
+        )  # a TimeoutError is silent
+        raise PeerError(f"the workers can't meet by mpi4py: {why}", hint) from error
     if not address:
         raise PeerError(
             "rank 0's host has several network interfaces, or none: by which one others reach it is not known", hint
@@ -162,12 +138,11 @@ def _by_mpi(world: World, wanted: str, patience: float) -> Meeting:
 
 
 def _own_address(wanted: str) -> str:
-    """This host's address for others: that of the interface wanted, of its name, or of the default route; '' if none is found."""
+    """This host's address for others: that of the interface wanted, of its name, or of the default route; '' if none is found. By Debian's
+    /etc/hosts a host's own name means 127.0.1.1."""
     here = interfaces()
-    found = next((one for one in here if one.name in wanted.split(",")), None)
-    if found is None and not own_name_misleads():
-        return resolve(host_name())
-    found = found or by_default(here)
+    named = towards(host_name(), here)
+    found = next((one for one in here if one.name in wanted.split(",")), named or by_default(here))
     return found.host if found is not None else ""
 
 

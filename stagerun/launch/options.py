@@ -29,7 +29,7 @@ class HostOptions:
     )
     sync: str | None = option(
         "--sync [FOLDER]",
-        "With --hosts: copy the schedule's folder, and the files that it names, to each of them first, by rsync, and run it there in FOLDER. For hosts without a file "
+        "With --hosts: copy the schedule's folder to each of them first, by rsync, and run it there in FOLDER. For hosts without a file "
         "system that they share; OUT is then on the first one.  [default: ~/stagerun/NAME]",
         title=HOSTS,
         is_flag=False,
@@ -56,15 +56,10 @@ def devices(schedule: Schedule) -> int:
 
 
 def usual_workers(most: int | None) -> int:
-    """One worker per GPU that torch can use here; where there is none, one per NUMA node, `most` at most. Nvidia's driver and the
-    environment tell where there is at most one, which spares importing torch; batch systems name GPUs for a torch that was built without
-    them, too.
-    """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    listed = len(nvidia_gpus())
-    named = listed if visible is None else len([n for n in visible.split(",") if n.strip() not in ("", "-1")])
-    found = named
-    if named > 1:
+    """One worker per GPU that torch can use here; where there is none, one per NUMA node, `most` at most. Batch systems name GPUs for a torch
+    that was built without them, too."""
+    found = 0
+    if nvidia_gpus() or os.environ.get("CUDA_VISIBLE_DEVICES"):
         with signals.held():
             import torch
 

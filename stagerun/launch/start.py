@@ -9,8 +9,7 @@ from typing import NoReturn
 
 from stagerun.base.errors import Diverged, ExitCode, StagerunError, UsageError
 from stagerun.command.ending import bug_report, of_surroundings, tell
-from stagerun.launch.ancestors import bound_note
-from stagerun.launch.local import Orders, run_workers, sweep
+from stagerun.launch.local import Orders, run_workers
 from stagerun.launch.meeting import go_there, meet
 from stagerun.launch.stopping import StopRequest, die_with_launcher
 from stagerun.launch.watch.worker import Monitored, monitored
@@ -34,7 +33,6 @@ def joined(nproc: int | None) -> bool:
 def start(job: Job, orders: Orders, nproc: int) -> int:
     """Runs `nproc` workers on this machine, or `job` here if one is enough; the exit code."""
     if nproc == 1:
-        sweep()
         os.environ["OMP_NUM_THREADS"] = str(orders.threads or default_threads(1))
         return work(job, orders)
     code, text = run_workers(orders, nproc)
@@ -56,9 +54,8 @@ def work(job: Job, orders: Orders) -> int:
         die_with_launcher()
         world = from_environment()
         rank = world.rank
-        go_there(meet(world))
-        if rank == 0 and world.size > 1:
-            tell(bound_note(world.local_size, world.launcher))
+        if world.size > 1:
+            go_there(meet(world))
         with monitored(world, orders.limits, say) as watch:  # before the job imports torch, which may take long
             code, text = job(world, stop, watch), ""
     except Diverged as error:  # the ranks agree on the loss, so all raise it, and one says so

@@ -7,18 +7,22 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn, TypeVar
 
+import psutil
+
 from stagerun.base.errors import ExitCode, PeerError
-from stagerun.launch import ancestors
 from stagerun.launch.folder import LAUNCHER_PID, another_ended, asked, folder, nothing_started, report
 from stagerun.system import signals
-from stagerun.system.process import die_with_parent
+from stagerun.system.process import die_with_parent, lives
 from stagerun.system.world import rank_said, started_by
 
 T = TypeVar("T")
-_ANSWER_S = 0.05
+_ANSWER_S, _LOOK_EVERY_S = 0.05, 0.5
+# Beginnings of their names: mpirun.openmpi, hydra_pmi_proxy.
+_LAUNCHERS = ("mpirun", "mpiexec", "orterun", "orted", "prte", "hydra_pmi_proxy", "slurmstepd", "mpispawn")
 # Seconds that workers have, after a signal, to finish an iteration and write a snapshot, where no one says otherwise. An
 # iteration of a large batch on a few processors takes minutes; who can't wait sends a second SIGINT.
 GRACE_S = 600
@@ -30,18 +34,27 @@ def least_before(grace: float) -> float:
     return grace - min(2.0, grace / 10)
 
 
+def mpi_launcher() -> psutil.Process | None:
+    """The launcher of a rank that Open MPI, MPICH or Slurm has started: its nearest ancestor that is one. None where no ancestor that this
+    process can see is one: in a container, say."""
+    with suppress(psutil.Error):
+        return next((found for found in psutil.Process().parents() if found.name().startswith(_LAUNCHERS)), None)
+    return None
+
+
 def die_with_launcher() -> None:
     """Has the kernel kill this process when the launcher dies, even by SIGKILL. Call first, from the main thread.
 
     The launcher may have died before the call took effect; then this process has another parent already, and ends here.
     Done under our own launcher and under torchrun, which start workers from their main thread. Of an MPI's launcher and of srun
-    no one promises that, and a script may stand between: there a thread watches.
+    no one promises that, and a script may stand between: there a thread watches. Open MPI's mpirun, killed by SIGKILL, leaves the ranks of
+    its own host running.
     """
     launcher = os.environ.get(LAUNCHER_PID)
     if launcher is None and "TORCHELASTIC_RUN_ID" not in os.environ:
-        if started_by() and (found := ancestors.launcher()) is not None:
+        if started_by() and (found := mpi_launcher()) is not None:
             with signals.held():
-                ancestors.die_with(found)
+                threading.Thread(target=_die_with, args=(found,), name="launcher", daemon=True).start()
         return
     try:
         die_with_parent()
@@ -49,6 +62,12 @@ def die_with_launcher() -> None:
         raise PeerError(str(error.strerror)) from error
     if launcher is not None and os.getppid() != int(launcher):
         raise PeerError("the launcher is gone")
+
+
+def _die_with(process: psutil.Process) -> None:
+    while lives(process):
+        time.sleep(_LOOK_EVERY_S)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def aside(do: Callable[[], T], patience: float = math.inf) -> T:
@@ -105,7 +124,7 @@ class StopRequest:
         for number in signals.stop_signals():
             signal.signal(number, self._handle)
         if (request := asked()) is not None:
-            self._stop(request.signal)
+            self._stop(request[0])
         signals.release()
 
     def begin(self, when: Callable[[], str] | None = None) -> None:
@@ -134,29 +153,25 @@ class StopRequest:
         if self._interrupts > 1:
             if self._settled in (ExitCode.DONE, ExitCode.SAVED):
                 signals.end_at_once(self._settled, "")
-            signals.end_at_once(ExitCode.INTERRUPTED, "ended without saving" if _speaks() else "")
+            signals.end_at_once(ExitCode.INTERRUPTED, "ended without saving" if self._speaks() else "")
 
     def _stop(self, number: signal.Signals) -> None:
         if self._nothing_started is not None:
             self._leave(number, self._nothing_started)
         # The launcher passes every signal on as SIGTERM, and knows since when. Its word may come after a signal that was sent to all
         # processes alike.
-        request = asked()
-        if request is not None:
-            number, self._at = request.signal, request.at
+        if (request := asked()) is not None:
+            number, self._at = request
         elif self.signal is None:
             self._at = time.monotonic()
         self.signal = self.signal or number
-        if self._spoken or not _speaks():
-            return
-        self._spoken = True
-        signals.say(f"{self.signal.name}: stopping {self._when()}, {self._doing}{self._by()}")
+        if not self._spoken and self._speaks():
+            self._spoken, left = True, self.left()
+            by = "" if left is None else time.strftime(" by %H:%M:%S", time.localtime(time.time() + left))
+            signals.say(f"{self.signal.name}: stopping {self._when()}, {self._doing}{by}")
 
-    def _by(self) -> str:
-        left = self.left()
-        return "" if left is None else time.strftime(" by %H:%M:%S", time.localtime(time.time() + left))
-
-    def _leave(self, number: signal.Signals, code: int) -> NoReturn:
+    @staticmethod
+    def _leave(number: signal.Signals, code: int) -> NoReturn:
         rank = rank_said()
         if asked() is None and another_ended(rank):
             # Sent since that one has ended: no one asked for a stop, and that worker's report tells why.
@@ -164,9 +179,9 @@ class StopRequest:
         reported = report(rank, code, nothing_started(code))
         signals.end_at_once(code, "" if reported or rank else f"{number.name}: {nothing_started(code)}")
 
-
-def _speaks() -> bool:
-    """Rank 0 does, for all. Our launcher's signals come with a word of what it was asked. A signal without one is as a rule the
-    launcher's since a worker has ended: no one asked for a stop, and why that worker ended is what to show. Whoever sends one to
-    a worker by its number gets to know at the end only."""
-    return rank_said() == 0 and (folder() is None or asked() is not None)
+    @staticmethod
+    def _speaks() -> bool:
+        """Rank 0 does, for all. Our launcher's signals come with a word of what it was asked. A signal without one is as a rule the
+        launcher's since a worker has ended: no one asked for a stop, and why that worker ended is what to show. Whoever sends one to
+        a worker by its number gets to know at the end only."""
+        return rank_said() == 0 and (folder() is None or asked() is not None)

@@ -2,29 +2,19 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from stagerun.base.events import (
-    CompressionChosen,
-    EnsembleTested,
-    Event,
-    Note,
-    NotFinite,
-    PieceStarted,
-    RunFinished,
-    SnapshotFailed,
-    StageFinished,
-)
+from stagerun.base import events
 from stagerun.base.recipe import Method, OnNan
-from stagerun.base.text import MOST_LISTED, columns, count, duration, listed, percent
+from stagerun.base.text import MOST_LISTED, columns, count, duration, listed, percent, size
 from stagerun.plan.ensembles import in_words as members_in_words
 
 Before = str | float | None  # what a stage is compared with: a stage or ensemble by its name, or a top-1
 
 
 def results_table(
-    results: Sequence[StageFinished],
+    results: Sequence[events.StageFinished],
     parents: Mapping[str, Before],
-    ensembles: Iterable[EnsembleTested] = (),
-    shown: Sequence[StageFinished] | None = None,
+    ensembles: Iterable[events.EnsembleTested] = (),
+    shown: Sequence[events.StageFinished] | None = None,
 ) -> str:
     """One line per stage of `shown` (default: all `results`), and a total where there are several.
 
@@ -34,12 +24,12 @@ def results_table(
     top1 = {e.name: e.top1 for e in ensembles} | {r.stage: r.top1 for r in results}
     results = results if shown is None else shown
 
-    def gain(result: StageFinished) -> str:
+    def gain(result: events.StageFinished) -> str:
         before = parents.get(result.stage)
         before = top1.get(before) if isinstance(before, str) else before
         return "" if before is None or result.top1 is None else f"{100 * (result.top1 - before):+.2f}"
 
-    cells: dict[str, Callable[[StageFinished], str]] = {
+    cells: dict[str, Callable[[events.StageFinished], str]] = {
         "stage": lambda r: r.stage,
         "iterations": lambda r: str(r.iterations),
         "epochs": lambda r: f"{r.epochs:.2f}",
@@ -54,8 +44,8 @@ def results_table(
         "EMA top-1": lambda r: percent(r.ema_top1),
         "time": lambda r: duration(r.train_seconds),
     }
-    for name, figures in (("mAP", [r.mean_ap for r in results]), ("EMA top-1", [r.ema_top1 for r in results])):
-        if all(figure is None for figure in figures):
+    for name in ("mAP", "EMA top-1"):
+        if not any(map(cells[name], results)):
             del cells[name]
     rows: list[Sequence[str]] = [list(cells), *([cell(r) for cell in cells.values()] for r in results)]
     if len(results) != 1:
@@ -66,28 +56,23 @@ def results_table(
             "time": duration(sum(r.train_seconds for r in results)),
         }
         rows.append([total.get(name, "") for name in cells])
-    beside = [line for r in results for line in _other_sets(r)]
-    return "\n".join([*columns(rows), *beside, *(_not_finite(r) for r in results if r.skips or r.rollbacks)])
+    others = [
+        f"{r.stage} on {val}: {'EMA ' if ema else ''}top-1 {percent(top1)}, top-5 {percent(top5)}, "
+        f"loss {'not finite' if loss is None else f'{loss:.4f}'}"
+        for r in results
+        for val, top1, top5, loss, ema in r.beside
+    ]
+    return "\n".join([*columns(rows), *others, *(_not_finite(r) for r in results if r.skips or r.rollbacks)])
 
 
-def _other_sets(result: StageFinished) -> list[str]:
-    """A line for each further validation set of the stage."""
-    lines = []
-    for val, top1, top5, loss, ema in result.beside:
-        shown = "not finite" if loss is None else f"{loss:.4f}"
-        weights = "EMA " if ema else ""
-        lines.append(f"{result.stage} on {val}: {weights}top-1 {percent(top1)}, top-5 {percent(top5)}, loss {shown}")
-    return lines
-
-
-def _not_finite(result: StageFinished) -> str:
+def _not_finite(result: events.StageFinished) -> str:
     """What `on_nan` has done in a stage."""
     done = [f"{count(result.skips, 'iteration')} skipped"] if result.skips else []
     done += [count(result.rollbacks, "rollback")] if result.rollbacks else []
     return f"note: {result.stage}: {', '.join(done)}, since loss or gradients were not finite"
 
 
-def ensembles_table(results: Sequence[EnsembleTested]) -> str:
+def ensembles_table(results: Sequence[events.EnsembleTested]) -> str:
     """One line per ensemble; '' without any. Gains are of top-1, in percentage points, against the member that is best by
     itself and against the mean of the members."""
     if not results:
@@ -111,22 +96,70 @@ def ensembles_table(results: Sequence[EnsembleTested]) -> str:
     return "\n".join(columns(rows))
 
 
-def warning_of(event: Event) -> str | None:
+def warning_of(event: events.Event) -> str | None:
     """What an event warns of; None if it is no warning."""
     match event:
-        case Note(text=text, warning=True):
+        case events.Note(text=text, warning=True):
             return text
-        case NotFinite():
+        case events.NotFinite():
             return failed_line(event)
-        case SnapshotFailed():
+        case events.SnapshotFailed():
             return f"no snapshot of {event.stage} at {event.iter}: {event.message}"
     return None
+
+
+def line_of(event: events.Event) -> str | None:
+    """What the screen says of an event, whatever came before it; None if nothing."""
+    match event:
+        case events.RunStarted():
+            return (
+                f"{event.schedule}: {event.iterations_left} of {event.iterations} iterations to do, "
+                f"{count(event.workers, 'worker')} on {event.device}, {count(event.threads, 'thread')} each, output in {event.out}"
+            )
+        case events.Note():
+            return f"note: {event.text}"
+        case events.CompressionChosen():
+            return _choice_text(event)
+        case events.PieceStarted():
+            of = f"iterations {event.iter} to {event.until}, for {', '.join(event.children)}, from {event.start}"
+            return f"{event.stage} again: {of}"
+        case events.Tested() | events.TestedBeside():
+            which = ("EMA test" if event.ema else "test") + (f" on {event.val}:" if event.val else "")
+            mean_ap = "" if event.mean_ap is None else f", mAP {percent(event.mean_ap)}"
+            return (
+                f"{event.stage} {event.iter}: {which} top-1 {percent(event.top1)}, top-5 {percent(event.top5)}{mean_ap}, "
+                f"loss {event.loss:.4f} on {event.images} images in {duration(event.seconds)}"
+            )
+        case events.SnapshotWritten():
+            return f"{event.stage} {event.iter}: snapshot {event.name}, {size(event.bytes)} in {event.seconds:.2f} s"
+        case events.EnsembleTested():
+            of = count(len(event.members), "snapshot" if any("@" in member for member in event.members) else "stage")
+            loss = "" if event.loss is None else f", loss {event.loss:.4f}"
+            return (
+                f"ensemble {event.name}: {event.rule} of {of}, top-1 {percent(event.top1)} "
+                f"({100 * event.gain:+.2f} against {event.best}), top-5 {percent(event.top5)}{loss} on {event.images} images in "
+                f"{duration(event.seconds)}"
+            )
+        case events.Stopped():
+            return (
+                f"stopped in {event.stage} after iteration {event.iter} ({event.reason}), everything is saved: "
+                "run the same command again to go on"
+            )
+    return None
+
+
+def stage_line(event: events.StageStarted, stages: int) -> str:
+    start = "its .solverstate" if 0 < event.iter == event.begins else event.weights or event.start
+    return (
+        f"stage {event.number}/{stages} {event.stage}: iterations {event.iter} to {event.max_iter}, batch "
+        f"{event.batch_size}, from {start}"
+    )
 
 
 _MOST_KEYS = 3
 
 
-def failed_line(event: NotFinite) -> str:
+def failed_line(event: events.NotFinite) -> str:
     """Which it was, what is done about it, and its first images; log.jsonl names all of them."""
     keys = ", ".join(f"`{key}`" for key in event.keys[:_MOST_KEYS])
     more = f" and {event.images - _MOST_KEYS} more" if event.images > _MOST_KEYS else ""
@@ -143,17 +176,12 @@ def failed_line(event: NotFinite) -> str:
     return f"{event.stage}: {event.what} at iteration {event.iter}, LR {event.lr:.4g}: {done}{images}"
 
 
-def piece_line(event: PieceStarted) -> str:
-    children = ", ".join(event.children)
-    return f"{event.stage} again: iterations {event.iter} to {event.until}, for {children}, from {event.start}"
-
-
 def left_out(not_chosen: Sequence[str]) -> str:
     """Behind how a run has ended."""
     return f"; not chosen, and still to be trained: {listed(not_chosen, MOST_LISTED)}" if not_chosen else ""
 
 
-def finished_line(event: RunFinished) -> str:
+def finished_line(event: events.RunFinished) -> str:
     """What a run that came to its end has done, and what it has left out."""
     left = left_out(event.not_chosen)
     if event.trained:
@@ -161,21 +189,11 @@ def finished_line(event: RunFinished) -> str:
     return f"nothing to do: every stage{' that was chosen' if left else ''} is done{left}"
 
 
-def ensemble_line(event: EnsembleTested) -> str:
-    loss = "" if event.loss is None else f", loss {event.loss:.4f}"
-    members = count(len(event.members), "snapshot" if any("@" in member for member in event.members) else "stage")
-    return (
-        f"ensemble {event.name}: {event.rule} of {members}, top-1 {percent(event.top1)} "
-        f"({100 * event.gain:+.2f} against {event.best}), top-5 {percent(event.top5)}{loss} on {event.images} images in "
-        f"{duration(event.seconds)}"
-    )
-
-
 def _method(name: str) -> str:
     return "dense" if name == Method.NONE.value else name
 
 
-def choice_text(event: CompressionChosen) -> str:
+def _choice_text(event: events.CompressionChosen) -> str:
     """How a stage's gradients are compressed: a line, and a table where they aren't all the same way or anything was tried."""
     head = f"{event.stage}: gradients {event.words}: {event.why}"
     if len(event.methods) == 1 and not event.tried:

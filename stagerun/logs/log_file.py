@@ -1,44 +1,102 @@
-"""OUT/log.jsonl: every event as one line of JSON. A run appends to it. It may hold millions of lines, so readers start at its end, with the
-last process life, or follow what is appended from now on."""
+"""OUT/log.jsonl: every event as one line of JSON. A run appends to it (`JsonLines`), and `Log` reads it. It may hold millions of lines, so
+readers start at its end, with the last process life, or follow what is appended from now on."""
 
+import io
 import json
 import os
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_args
 
-from stagerun.base.errors import PermissionDenied, StorageError
-from stagerun.base.events import (
-    Event,
-    Iterated,
-    PieceStarted,
-    Renamed,
-    Retraced,
-    RunStarted,
-    StageStarted,
-    Synchronised,
-    Tested,
-)
+from stagerun.base import events
 from stagerun.base.pace import WINDOW
 from stagerun.store.errors import reporting
-from stagerun.store.events import backwards, event_of
-from stagerun.system.files import LineFile, open_shared, why
+from stagerun.system.files import LineFile, open_shared, why, writing
+from stagerun.system.typed import json_object, read_as
 
 LOG = "log.jsonl"  # in an output folder
+_KINDS = {kind.__name__: kind for kind in get_args(events.Event)}
 # As JsonLines writes it. Inside a text the quotes would have backslashes.
 _EVENT = re.compile(rb'"event": "(\w+)"')
 # Fields that a line lacks where they have these values.
 _OMITTED = {"sent_bytes": 0, "dense_bytes": 0, "gradients": "", "staleness": None, "replica": None}
-_BUFFER = 1 << 10  # bytes that are read for a line by itself
+_LATEST = 1e11  # seconds since the epoch: what is later is no date
 _LONGEST = 1 << 25  # bytes of a line: no run writes a thousandth of that, and longer ones must not fill the memory
+# Bytes that are read from the end: at first, and at most; four times as many with each further look.
+_FIRST_BLOCK, _LARGEST_BLOCK = 1 << 12, 1 << 20
+
+Line = tuple[float, events.Event]  # seconds since the epoch, event
+
+
+class Log:
+    """The reader of a log. Iterating goes on where the last one has stopped, at byte `at`: a line without an end waits for the next one, since it
+    may be in the writing. A log that is missing is empty. OSError.
+
+    `until`: the byte at which it stops, too. `damaged` counts lines that no run writes, `unknown` those of events that only a later version
+    knows. `wanted`: whether events of a name are of use; others are not decoded."""
+
+    def __init__(self, path: Path, wanted: Callable[[str], bool] = lambda name: True) -> None:
+        self.path = path
+        self.until: int | None = None
+        self.at = self.damaged = self.unknown = 0
+        self._wanted = wanted
+
+    def __iter__(self) -> Iterator[Line]:
+        with self._opened() as file:
+            file.seek(self.at)
+            while (self.until is None or self.at < self.until) and (line := file.readline(_LONGEST)):
+                if not line.endswith(b"\n") and len(line) < _LONGEST:
+                    return
+                self.at += len(line)
+                if (found := self._decoded(line)) is not None:
+                    yield found
+
+    def backward(self) -> Iterator[Line]:
+        """Yield from the newest line to the first, but for one in the writing."""
+        with self._opened() as file:
+            at, rest, torn, block = file.seek(0, os.SEEK_END), b"", True, _FIRST_BLOCK
+            while at > 0:
+                start, block = max(0, at - block), min(block * 4, _LARGEST_BLOCK)
+                file.seek(start)
+                lines = (file.read(at - start) + rest).split(b"\n")
+                at, rest = start, lines[0]  # the end of the line that `at` is in
+                if torn:
+                    torn = len(lines) == 1
+                    lines.pop()
+                for line in reversed(lines[start > 0 :]):
+                    if (found := self._decoded(line)) is not None:
+                        yield found
+
+    def _opened(self) -> BinaryIO:
+        try:
+            return os.fdopen(open_shared(self.path), "rb")
+        except FileNotFoundError:
+            return io.BytesIO()
+
+    def _decoded(self, line: bytes) -> Line | None:
+        name = _EVENT.search(line)
+        if not line.strip() or not self._wanted(name[1].decode() if name else ""):
+            return None
+        try:
+            record = json_object(line)
+            kind, time = _KINDS.get(read_as(str, record.get("event"))), read_as(float, record.get("time"))
+            if not 0 <= time < _LATEST:
+                raise ValueError("a time that no run writes")
+            if kind is not None:
+                return time, read_as(kind, record)
+            self.unknown += 1
+        except ValueError:
+            self.damaged += 1
+        return None
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A process life, from the last RunStarted on: (seconds since the epoch, event), in order. Empty if nothing was logged.
+    """A process life, from the last RunStarted on. Empty if nothing was logged.
 
     `seen` has every event but Iterated, Retraced, Compressed, Proof and Synchronised, of which a life may have millions; `window` the last
     iterations of the last stage, `retraced` those of a piece that came after it, WINDOW at most of either; `met` the last stage's newest
@@ -46,155 +104,74 @@ class Life:
     writing.
     """
 
-    seen: tuple[tuple[float, Event], ...] = ()
-    window: tuple[Iterated, ...] = ()
-    retraced: tuple[Retraced, ...] = ()
-    met: Synchronised | None = None
-    last: tuple[float, Event] | None = None
+    seen: tuple[Line, ...] = ()
+    window: tuple[events.Iterated, ...] = ()
+    retraced: tuple[events.Retraced, ...] = ()
+    met: events.Synchronised | None = None
+    last: Line | None = None
     unreadable: int = 0
 
     def of(self, *kinds: type) -> Iterator[Any]:
         return (event for _, event in self.seen if isinstance(event, kinds))
 
     @property
-    def run(self) -> RunStarted | None:
-        return next(self.of(RunStarted), None)
+    def run(self) -> events.RunStarted | None:
+        return next(self.of(events.RunStarted), None)
 
     @property
-    def stage(self) -> StageStarted | None:
+    def stage(self) -> events.StageStarted | None:
         """The newest start of a stage."""
-        return next(reversed(list(self.of(StageStarted))), None)
+        return next(reversed(list(self.of(events.StageStarted))), None)
 
     @property
     def names(self) -> dict[str, str]:
         """Stages by the names of snapshots that were written when the stage had another name."""
-        return {snapshot: event.stage for event in self.of(Renamed) for snapshot in event.snapshots}
+        return {snapshot: event.stage for event in self.of(events.Renamed) for snapshot in event.snapshots}
 
 
-@dataclass(slots=True)
-class Place:
-    """How far a log was read: `begin` and `at` are the bytes where the newest line starts and ends. `damaged` counts lines that no run
-    writes, `unknown` those of events that only a later version knows."""
-
-    at: int = 0
-    begin: int = 0
-    damaged: int = 0
-    unknown: int = 0
-
-
-def read_on(file: BinaryIO, place: Place) -> Iterator[tuple[float, Event]]:
-    """Yield (seconds since the epoch, event) from `place` on, which moves along. A line without an end waits for the next call: it may be in
-    the writing."""
-    file.seek(place.at)
-    while line := file.readline(_LONGEST):
-        if not line.endswith(b"\n") and len(line) < _LONGEST:
-            return
-        place.begin, place.at = place.at, place.at + len(line)
-        found, damaged = _parse(line)
-        place.damaged += damaged
-        if found is not None:
-            yield found
-        elif not damaged and line.strip():
-            place.unknown += 1
-
-
-class Tail:
-    """The events of a log that a run appends to, each once. `at`: the byte from which on."""
-
-    def __init__(self, path: Path, at: int = 0) -> None:
-        self._path, self._place = path, Place(at)
-
-    def __call__(self) -> list[tuple[float, Event]]:
-        """Return what has come since the last call."""
-        try:
-            with os.fdopen(open_shared(self._path), "rb") as file:
-                return [*read_on(file, self._place)]
-        except FileNotFoundError:
-            return []
-
-
-def read_last_life(log: Path) -> Life:
+def read_last_life(path: Path) -> Life:
     """Return the last process life; an empty one if the log is missing or empty. StorageError, PermissionDenied."""
-    with reporting("read the log", log):
-        try:
-            with os.fdopen(open_shared(log), "rb", buffering=_BUFFER) as file:
-                return _last_life(backwards(file))
-        except FileNotFoundError:
-            return Life()
+    # Of these, so many are still wanted; of the others all.
+    room = {"Iterated": WINDOW, "Retraced": WINDOW, "Synchronised": 1, "Compressed": 0, "Proof": 0, "Indexed": 0}
+    frequent: defaultdict[str, list[Any]] = defaultdict(list)
+    seen: list[Line] = []
+    last: Line | None = None  # the last in the file: a clock may be set back
+    log = Log(path, wanted=lambda name: room.get(name, 1) > 0)
+    with reporting("read the log", path):
+        for line in log.backward():
+            last, name = last or line, type(line[1]).__name__
+            if name in room:
+                frequent[name].insert(0, line[1])
+                room[name] -= 1
+                continue
+            seen.append(line)
+            if isinstance(line[1], events.StageStarted | events.PieceStarted):
+                room["Retraced"] = 0
+            if isinstance(line[1], events.StageStarted):
+                room = dict.fromkeys(room, 0)
+            if isinstance(line[1], events.RunStarted):
+                break
+    met = next(iter(frequent["Synchronised"]), None)
+    unreadable = log.damaged if last is not None else 0
+    return Life(tuple(seen[::-1]), tuple(frequent["Iterated"]), tuple(frequent["Retraced"]), met, last, unreadable)
 
 
-def _last_life(lines: Iterator[bytes]) -> Life:
-    seen: list[tuple[float, Event]] = []
-    window: list[Iterated] = []
-    retraced: list[Retraced] = []
-    met: Synchronised | None = None
-    # The newest line is the last in the file: a clock may be set back.
-    last: tuple[float, Event] | None = None
-    unreadable, stage_seen, piece_seen = 0, False, False  # the newest StageStarted; that or a PieceStarted
-    for line in lines:
-        match _kind(line):
-            case b"Compressed" | b"Proof" | b"Indexed":
-                continue
-            case b"Iterated" if stage_seen or len(window) == WINDOW:
-                continue
-            case b"Retraced" if piece_seen or len(retraced) == WINDOW:
-                continue
-            case b"Synchronised" if stage_seen or met is not None:
-                continue
-        found, damaged = _parse(line)
-        unreadable += damaged
-        if found is None:
-            continue
-        last = last or found
-        match found[1]:
-            case Iterated() as event:
-                window.append(event)
-            case Retraced() as event:
-                retraced.append(event)
-            case Synchronised() as event:
-                met = event
-            case event:
-                seen.append(found)
-                stage_seen |= isinstance(event, StageStarted)
-                piece_seen |= isinstance(event, StageStarted | PieceStarted)
-        if isinstance(found[1], RunStarted):
-            break
-    if last is None:
-        return Life()
-    return Life(tuple(seen[::-1]), tuple(window[::-1]), tuple(retraced[::-1]), met, last, unreadable)
-
-
-def earlier_tests(log: Path, stage: str) -> list[Tested]:
+def earlier_tests(path: Path, stage: str) -> list[events.Tested]:
     """The evaluations inside a stage that count for where it is now, over all process lives: not those of iterations that
     were trained again after a kill. Reads back to the stage's start. StorageError, PermissionDenied.
     """
-    found: list[Tested] = []
-    with reporting("read the log", log), os.fdopen(open_shared(log), "rb", buffering=_BUFFER) as file:
-        last = None
-        for line in backwards(file):
-            parsed = _parse(line)[0] if _kind(line) in (b"Tested", b"StageStarted") else None
-            match parsed and parsed[1]:
-                case StageStarted() as start if start.stage == stage:
-                    last = start.iter if last is None else min(last, start.iter)
-                    if last == start.begins:
+    found: list[events.Tested] = []
+    last: int | None = None
+    with reporting("read the log", path):
+        for _, event in Log(path, wanted={"Tested", "StageStarted"}.__contains__).backward():
+            match event:
+                case events.StageStarted() if event.stage == stage:
+                    last = event.iter if last is None else min(last, event.iter)
+                    if last == event.begins:
                         break
-                case Tested() as test if test.stage == stage and (last is None or test.iter <= last):
-                    found.append(test)
+                case events.Tested() if event.stage == stage and (last is None or event.iter <= last):
+                    found.append(event)
     return found[::-1]
-
-
-def _kind(line: bytes) -> bytes:
-    """The name of the line's event, without a look at the rest."""
-    found = _EVENT.search(line)
-    return found[1] if found else b""
-
-
-def _parse(line: bytes) -> tuple[tuple[float, Event] | None, bool]:
-    """(time, event), None where there is none that this version knows; and whether the line is damaged."""
-    try:
-        return (event_of(line) if line.strip() else None), False
-    except ValueError:
-        return None, True
 
 
 class JsonLines:
@@ -207,14 +184,10 @@ class JsonLines:
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
         self._path, self._warn, self._warned = path, warn, False
-        try:
+        with writing(path, "check the disk, or give another output folder with --out"):
             self._lines = LineFile(path)
-        except PermissionError as error:
-            raise PermissionDenied(f"{path}: may not be written", "give another output folder with --out") from error
-        except OSError as error:
-            raise StorageError(f"{path}: can't be written: {why(error, path.parent)}", "check the disk") from error
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         said = {name: value for name, value in asdict(event).items() if value != _OMITTED.get(name, ...)}
         record = {"time": round(time.time(), 3), "event": type(event).__name__, **said}
         try:

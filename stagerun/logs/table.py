@@ -55,7 +55,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class Format:
     """`about`: what --help says of it. `tracker`: MODULE:CLASS of a tracker, '' for a log of another kind. `package`: what it can't do
     without; the extra of stagerun has the same name. `others`: the package that an entry point is of."""
 
@@ -67,7 +67,7 @@ class Log:
 
     def make(self, opened: Opened) -> Sink:
         if self.tracker:
-            from stagerun.logs.tracking import Following
+            from stagerun.logs.follower import Following
 
             return Following(self.name, opened)
         from stagerun.logs.tensorboard import TensorBoard
@@ -75,10 +75,12 @@ class Log:
         return TensorBoard(opened.out / "tensorboard", opened.places(), opened.warn)
 
 
-# A new log is a file beside this one and a row here; one that is no tracker, a case in `Log.make` as well.
+# A new log is a file beside this one and a row here; one that is no tracker, a case in `Format.make` as well.
 LOGS = (
-    Log("tensorboard", "OUT/tensorboard, a run for each stage; needs the package tensorboard.", package="tensorboard"),
-    Log("wandb", "Weights & Biases; needs the package wandb.", "stagerun.logs.wandb:Wandb", package="wandb"),
+    Format(
+        "tensorboard", "OUT/tensorboard, a run for each stage; needs the package tensorboard.", package="tensorboard"
+    ),
+    Format("wandb", "Weights & Biases; needs the package wandb.", "stagerun.logs.wandb:Wandb", package="wandb"),
 )
 GROUP = "stagerun.logs"
 _BY_ENTRY_POINT = f"a package adds it by an entry point in the group {GROUP} (`stagerun help trackers`)"
@@ -104,12 +106,12 @@ class LogName(click.Choice):  # generic in a newer click alone
 
 
 @cache
-def all_logs() -> dict[str, Log]:
+def all_logs() -> dict[str, Format]:
     """LOGS, and what other packages add. A name of ours stays ours."""
     found = {}
     for entry in importlib.metadata.entry_points(group=GROUP):
         package = entry.dist.name if entry.dist else "?"
-        found[entry.name] = Log(entry.name, f"of the package {package}.", entry.value, others=package)
+        found[entry.name] = Format(entry.name, f"of the package {package}.", entry.value, others=package)
     return found | {log.name: log for log in LOGS}
 
 

@@ -1,10 +1,10 @@
 """OUT/tensorboard: the run for TensorBoard, without TensorFlow and without torch's writer.
 
 Each stage is a run of its own, OUT/tensorboard/STAGE, and its steps are the iterations along the path of its ancestors and its own: the
-curves of a chain lie end to end, and branches lie beside each other. Tags: train/loss, train/lr, train/momentum, train/weight_decay and
-train/images_per_second for every iteration, with several workers train/sent_bytes, too; test/top1, test/top5 (0 to 1) and test/loss for
-every evaluation; test_ema/... for the averaged weights. An ensemble is a run of its own, too, OUT/tensorboard/ENSEMBLE, with one point of
-test/..., where the last of its members ends.
+curves of a chain lie end to end, and branches lie beside each other. Tags: train/loss, lr, momentum, weight_decay, epoch and
+images_per_second for every iteration, with several workers train/sent_bytes, too; test/top1, top5 (0 to 1), loss and, for images with
+several labels, mean_ap for every evaluation; test_ema/... for the averaged weights. An ensemble is a run of its own, too,
+OUT/tensorboard/ENSEMBLE, with one point of test/..., where the last of its members ends.
 
 Each process life appends a file. It opens with TensorBoard's mark of a restart, which takes away the points that a kill undid.
 """
@@ -17,8 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stagerun.base.errors import PermissionDenied, StorageError, UsageError
+from stagerun.base.errors import UsageError
 from stagerun.base.events import EnsembleTested, Event, Iterated, StageStarted, Tested, TestedBeside
+from stagerun.logs.settled import figures_of
+from stagerun.system.files import writing
 from stagerun.system.host import host_name
 
 
@@ -51,19 +53,16 @@ class _EventFile:
         self.size = 0
         self.records = record_writer(self)
         try:
-            self._add(file_version="brain.Event:2")
+            self.add(file_version="brain.Event:2")
             if purge_from is not None:
-                self._add(step=purge_from, session_log={"status": self.protos.SessionLog.START})
+                self.add(step=purge_from, session_log={"status": self.protos.SessionLog.START})
         except OSError:
             self.file.close()
             with suppress(OSError):
                 self.path.unlink()
             raise
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        self._add(step=step, summary={"value": [{"tag": tag, "simple_value": v} for tag, v in values.items()]})
-
-    def _add(self, **fields: Any) -> None:
+    def add(self, **fields: Any) -> None:
         self.records.write(self.protos.Event(wall_time=time.time(), **fields).SerializeToString())
 
     def write(self, record: bytes) -> None:
@@ -89,12 +88,8 @@ class TensorBoard:
         self.folder, self.before, self.warn, self._warned = folder, before, warn, False
         self.files: dict[str, _EventFile] = {}
         self.restarts: dict[str, int] = {}
-        try:
+        with writing(folder, "check the disk, or give another output folder with --out"):
             folder.mkdir(exist_ok=True)
-        except PermissionError as error:
-            raise PermissionDenied(f"{folder} can't be made", "give another output folder with --out") from error
-        except OSError as error:
-            raise StorageError(f"{folder} can't be made: {error.strerror}", "check the disk") from error
 
     def __enter__(self) -> "TensorBoard":
         return self
@@ -108,27 +103,15 @@ class TensorBoard:
             case StageStarted():
                 self._restart(event.stage, self.before[event.stage] + event.iter + 1)
             case Iterated():
-                values = {
-                    "loss": event.loss,
-                    "lr": event.lr,
-                    "momentum": event.momentum,
-                    "weight_decay": event.weight_decay,
-                    "images_per_second": event.images / event.seconds if event.seconds else 0.0,
-                }
-                if event.sent_bytes:
-                    values["sent_bytes"] = event.sent_bytes
-                self._write(event.stage, event.iter, "train", values)
+                sent = {"sent_bytes": float(event.sent_bytes)} if event.sent_bytes else {}
+                self._write(event.stage, event.iter, "train", figures_of(event) | sent)
             case Tested() | TestedBeside():
                 group = "test_ema" if event.ema else "test"
                 group += f"_{event.val}" if isinstance(event, TestedBeside) else ""
-                values = {"top1": event.top1, "top5": event.top5, "loss": event.loss}
-                self._write(event.stage, event.iter, group, values)
+                self._write(event.stage, event.iter, group, figures_of(event))
             case EnsembleTested():
                 self._restart(event.name, 0)  # without the point of an earlier evaluation
-                values = {"top1": event.top1, "top5": event.top5}
-                if event.loss is not None:
-                    values["loss"] = event.loss
-                self._write(event.name, 0, "test", values)
+                self._write(event.name, 0, "test", figures_of(event))
 
     def _restart(self, run: str, step: int) -> None:
         """Points of earlier lives are void from `step` on: a new file says so."""
@@ -140,8 +123,8 @@ class TensorBoard:
         try:
             if run not in self.files:
                 self.files[run] = _EventFile(self.folder / run, self.restarts.get(run))
-            tagged = {f"{group}/{name}": value for name, value in values.items()}
-            self.files[run].scalars(self.before[run] + iter, tagged)
+            tagged = [{"tag": f"{group}/{name}", "simple_value": value} for name, value in values.items()]
+            self.files[run].add(step=self.before[run] + iter, summary={"value": tagged})
         except OSError as error:
             if not self._warned:
                 self._warned = True

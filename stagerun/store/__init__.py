@@ -15,7 +15,7 @@ call at a time. Every OSError becomes a StorageError or PermissionDenied.
 """
 
 from stagerun.base.snapshots import Inventory, SnapshotRef
-from stagerun.store.disk import Disk, File, LocalDisk
+from stagerun.store.disk import Disk, LocalDisk
 from stagerun.store.errors import Damaged, TooLarge, not_as_written, only_one, reporting
 from stagerun.store.layout import Place, parse_name, snapshot_name
 from stagerun.store.lease import SILENT_S, Lease, last_word, require_free
@@ -32,19 +32,19 @@ from stagerun.store.read import (
     is_harmed,
     read,
     read_file,
-    read_file_of,
     read_folder,
     set_aside,
     verify,
 )  # fmt: skip
-from stagerun.store.retain import discard, drop, pin, pins, superfluous, sweep, unpin
+from stagerun.store.retain import discard, pin, pins, superfluous, sweep, unpin
 from stagerun.store.write import Blob, commit, lost_with, prepare, write_atomic
 from stagerun.system.files import local_kind
 
 __all__ = [
-    "SILENT_S", "Blob", "Damaged", "Disk", "File", "Holder", "Inventory", "Lease", "Life", "LocalDisk", "Lock", "Metadata", "Place",
-    "SnapshotRef", "TooLarge", "answers_now", "aside", "attempts_seen", "commit", "discard", "drop", "holder", "inspect", "inspect_folder",
-    "inventory", "is_harmed", "last_lives", "last_word", "local_kind", "lost_with", "not_as_written", "only_one", "parse_name", "pin",
-    "pins", "prepare", "read", "read_file", "read_file_of", "read_folder", "reporting", "require_free", "set_aside", "snapshot_name",
-    "superfluous", "sweep", "unpin", "verify", "write_atomic",
+    "SILENT_S", "Blob", "Damaged", "Disk", "Holder", "Inventory", "Lease", "Life", "LocalDisk", "Lock", "Metadata",
+    "Place", "SnapshotRef", "TooLarge", "answers_now", "aside", "attempts_seen", "commit", "discard", "holder",
+    "inspect", "inspect_folder", "inventory", "is_harmed", "last_lives", "last_word", "local_kind", "lost_with",
+    "not_as_written", "only_one", "parse_name", "pin", "pins", "prepare", "read", "read_file", "read_folder",
+    "reporting", "require_free", "set_aside", "snapshot_name", "superfluous", "sweep", "unpin", "verify",
+    "write_atomic",
 ]  # fmt: skip

@@ -4,12 +4,15 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from stagerun.system.files import sync_folder
+
+_T = TypeVar("_T")
 
 PIECE = 1 << 20  # bytes read at a time where a file is not read whole
 
@@ -37,34 +40,22 @@ class LocalDisk:
     """The file system of this machine. Modes come from the umask, so that a group can share an output folder.
 
     Every method raises OSError. `create`, `size`, `read`, `digest`, `unlink`, `rename` and `link` don't follow a link at the path's end.
-    Tests put a disk of their own in its place, on which any call fails or is the last one.
     """
 
     __slots__ = ()
 
-    def mkdir(self, path: Path) -> None:
-        """Makes one folder. FileExistsError if there is anything of that name."""
-        os.mkdir(path)
+    mkdir, rename, names = staticmethod(os.mkdir), staticmethod(os.rename), staticmethod(os.listdir)
+    unlink, rmdir = staticmethod(os.unlink), staticmethod(os.rmdir)
+    sync_folder = staticmethod(sync_folder)  # returns when the names in the folder are on the disk
 
     def create(self, path: Path) -> File:
         """A new empty file. FileExistsError if there is anything of that name."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         return File(os.open(path, flags, 0o666))
 
-    def sync_folder(self, path: Path) -> None:
-        """Returns when the names in the folder are on the disk."""
-        sync_folder(path)
-
-    def rename(self, source: Path, target: Path) -> None:
-        os.rename(source, target)
-
     def link(self, source: Path, target: Path) -> None:
         """Gives a file a second name. FileExistsError if there is anything of that name."""
         os.link(source, target, follow_symlinks=False)
-
-    def names(self, path: Path) -> list[str]:
-        """What is in a folder, in no order."""
-        return os.listdir(path)
 
     def size(self, path: Path) -> int:
         """Bytes of a regular file; EINVAL if it is anything else."""
@@ -73,11 +64,8 @@ class LocalDisk:
         return found.st_size
 
     def read(self, path: Path, limit: int) -> bytes:
-        """All of a regular file.
-
-        Neither the file nor the folder it is in may be a symbolic link (ELOOP, ENOTDIR). EINVAL if it isn't a regular
-        file, without waiting for the other end of a pipe; EFBIG, unread, above `limit` bytes.
-        """
+        """All of a regular file. Neither it nor the folder it is in may be a symbolic link (ELOOP, ENOTDIR). EINVAL if it isn't a regular
+        file, without waiting for the other end of a pipe; EFBIG, unread, above `limit` bytes."""
         with _opened(path, limit) as (fd, size), os.fdopen(fd, "rb", closefd=False) as file:
             return file.read(size)
 
@@ -94,13 +82,6 @@ class LocalDisk:
                 digest.update(buffer[:count])
                 found += count
         return found, digest.hexdigest()
-
-    def unlink(self, path: Path) -> None:
-        """Deletes a file or link. IsADirectoryError for a folder."""
-        os.unlink(path)
-
-    def rmdir(self, path: Path) -> None:
-        os.rmdir(path)
 
     def free(self, path: Path) -> int:
         """Bytes that may still be written to the file system that holds the folder."""
@@ -134,6 +115,25 @@ def _opened(path: Path, limit: int) -> Iterator[tuple[int, int]]:
 def _require_regular(found: os.stat_result, path: Path) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def twice(look: Callable[[], _T], code: int = errno.EIO) -> _T:
+    """Call the disk, and once more after error `code`: a bad sector fails again, a server or a cable that failed once does not. Else a good
+    snapshot would be given up."""
+    try:
+        return look()
+    except OSError as error:
+        if error.errno != code:
+            raise
+        return look()
+
+
+def names_in(disk: Disk, folder: Path) -> list[str]:
+    """What is in a folder, in no order; nothing where there is none."""
+    try:
+        return disk.names(folder)
+    except FileNotFoundError:
+        return []
 
 
 def make_folder(disk: Disk, path: Path) -> None:

@@ -11,21 +11,18 @@ from stagerun.base.errors import ExitCode, PermissionDenied, StagerunError, Stor
 from stagerun.base.text import size
 from stagerun.system.files import why
 
-_GONE = "see that its file system is mounted and its server answers, then run the same command again"
+_AWAY = (errno.ENOENT, errno.ESTALE, errno.ENODEV, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN)
+_NO_PERMISSION = (errno.EACCES, errno.EPERM)
 
 HINTS = {
     errno.ENOSPC: "free some space there, or lower keep_snapshots; the snapshots before it are unharmed",
     errno.EDQUOT: "your quota is used up: delete something, or lower keep_snapshots; the snapshots before it are unharmed",
     errno.EROFS: "the file system is read-only (a disk with errors becomes so by itself); choose another folder with --out",
     errno.EIO: "the disk or its server reports a fault; see the system's log (dmesg)",
-    errno.EACCES: "choose another folder with --out, or ask its owner for permission",
-    errno.EPERM: "choose another folder with --out, or ask its owner for permission",
-    errno.ENOENT: _GONE,
-    errno.ESTALE: _GONE,
-    errno.ENODEV: _GONE,
-    errno.ENOTCONN: _GONE,
-    errno.ETIMEDOUT: _GONE,
-    errno.EHOSTDOWN: _GONE,
+    **dict.fromkeys(_NO_PERMISSION, "choose another folder with --out, or ask its owner for permission"),
+    **dict.fromkeys(
+        _AWAY, "see that its file system is mounted and its server answers, then run the same command again"
+    ),
     errno.ENOTDIR: "a part of that path is a file: choose another folder with --out",
     errno.ELOOP: "a part of that path is a symbolic link that leads nowhere: choose another folder with --out",
     errno.ENAMETOOLONG: "give the stage or the output folder a shorter name",
@@ -33,8 +30,6 @@ HINTS = {
     errno.ENFILE: "the machine has too many open files",
     errno.EFBIG: "the file system, or the limit on file sizes (ulimit -f), doesn't allow files of that size",
 }
-
-_NO_PERMISSION = (errno.EACCES, errno.EPERM)
 
 # Reading one file gives one of these when that file is not what was written. EIO is among them, since a bad sector must
 # not stop a run that has an older snapshot; when it is the whole disk that is gone, the next call on it says so.

@@ -38,18 +38,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from stagerun.base.errors import ExitCode, FolderInUseError, StagerunError, StorageError
-from stagerun.store.disk import Disk, make_folder
+from stagerun.store.disk import Disk, LocalDisk, make_folder
 from stagerun.store.errors import reporting
-from stagerun.store.layout import is_leftover, life_name, lives_folder
-from stagerun.store.lives import (
-    Life,
-    Seen,
-    attempts_of_lives,
-    encode,
-    look_at,
-    newest_life,
-    now_text,
-)
+from stagerun.store.layout import is_leftover, life_file
+from stagerun.store.lives import Life, attempts_of_lives, encode, look_at, newest_life, now_text
 from stagerun.store.lock import WAIT, Holder, holder_named
 from stagerun.store.write import make_file, replace_file
 from stagerun.system.process import Identity, this_process
@@ -72,22 +64,19 @@ class StoppedWaiting(StagerunError):
 
 
 class Lease:
-    """For rank 0, in this order: `wait`, `take`, `keep_beating`; `require_held` at any time, from any thread; `release`.
-
-    `disk` is for all but the beats, which come when they come and have one of their own.
-    """
+    """For rank 0, in this order: `wait`, `take`, `keep_beating`; `require_held` at any time, from any thread; `release`."""
 
     def __init__(
         self,
         disk: Disk,
         out: Path,
-        beats: Disk,
         me: Identity | None = None,
-        beat_s: float | None = None,
+        beat_s: float = BEAT_S,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.disk, self.out, self.beats, self.beat_s = disk, out, beats, beat_s or BEAT_S
+        self.disk, self.out, self.beat_s = disk, out, beat_s
+        self.beats: Disk = LocalDisk()  # which come when they come: a test's disk counts its calls
         self.me = me or this_process()
         self.lost = ""  # why, once it is known
         self._clock, self._pause = clock, pause
@@ -104,15 +93,14 @@ class Lease:
         that is dead. Else, on a file system without locks, the process is looked for. One elsewhere is watched, which
         `say` reports.
         """
-        seen = newest_life(self.disk, self.out)
-        self._waited_for = seen.attempt if seen else 0
-        if seen is None or self.is_over(seen, locked):
-            return
-        say(
-            f"{self.out} was last held by {seen}, which has not said that it ended: looking for a sign of life, for "
-            f"{SILENT_BEATS * self.beat_s:g} s at most"
-        )
-        self._watch(seen, locked, stop)
+        newest = newest_life(self.disk, self.out)
+        self._waited_for = newest.attempt if newest else 0
+        if newest is not None and not self._is_over(newest, locked):
+            say(
+                f"{self.out} was last held by {newest}, which has not said that it ended: looking for a sign of life, for "
+                f"{SILENT_BEATS * self.beat_s:g} s at most"
+            )
+            self._watch(newest, locked, stop)
 
     def take(self, newest: str, above: Iterable[int]) -> int:
         """Starts a life, after `wait`, and returns its attempt, higher than those of `above` and of all lives. `newest` as in Life.
@@ -121,18 +109,24 @@ class Lease:
         """
         before = newest_life(self.disk, self.out)
         if before is not None and before.attempt > self._waited_for:
-            raise FolderInUseError(f"another run holds {self.out}: {before}", WAIT)
+            raise _in_use(self.out, before)
         # The same number for all that come from the same wait, so that the making of its file decides between them.
         attempt = max([self._waited_for, *above]) + 1
         life = Life(attempt=attempt, run=uuid.uuid4().hex, process=self.me, begun=now_text(), newest=newest)
         self._make(life)
         self._life = life
         self.require_held()
-        for older in [a for a in attempts_of_lives(self.disk, self.out) if a < attempt]:
-            seen = look_at(self.disk, self.out, older)
-            if seen is not None and seen.life is not None and seen.life.taken_by is None and not _ended(seen):
-                self._put(self.disk, replace(seen.life, taken_by=attempt))
-        self._clear(attempt)
+        older = [number for number in attempts_of_lives(self.disk, self.out) if number < attempt]
+        for number in older:
+            found = look_at(self.disk, self.out, number)
+            if found is not None and found.readable and found.taken_by is None and found.code is None:
+                self._put(self.disk, replace(found, taken_by=attempt))
+        folder = life_file(self.out, attempt).parent
+        with reporting("clear away old process lives", folder):  # and what killed ones left half written
+            old = [life_file(self.out, number).name for number in older[: -(KEPT - 1)]]
+            for name in [*old, *filter(is_leftover, self.disk.names(folder))]:
+                with contextlib.suppress(FileNotFoundError):
+                    self.disk.unlink(folder / name)
         return attempt
 
     def keep_beating(self) -> None:
@@ -141,9 +135,8 @@ class Lease:
 
     def require_held(self) -> None:
         """FolderInUseError if another run has taken over; StorageError, PermissionDenied if that can't be known."""
-        if not self.lost:
-            with self._writing:
-                self._ask(self.disk)
+        with self._writing:
+            self._ask(self.disk)
         if self.lost and not self.out.is_dir():
             hint = "nothing can be saved: run the same command again, which trains what is not there"
             raise StorageError(f"{self.out} was removed while this run was writing into it", hint)
@@ -153,11 +146,7 @@ class Lease:
     def beat(self) -> None:
         """One sign of life, unless it is over. StorageError, PermissionDenied."""
         with self._writing:
-            if self._over.is_set() or self._life is None:
-                return
-            if not self.lost:
-                self._ask(self.beats)
-            if self.lost:
+            if self._over.is_set() or self._life is None or self._ask(self.beats):
                 return
             self._life = replace(self._life, beat=self._life.beat + 1)
             self._put(self.beats, self._life)
@@ -166,11 +155,10 @@ class Lease:
         """Ends the life, with its exit code, or without a word. Nothing is written where another run has taken over."""
         with self._writing:
             self._over.set()
-            if self._life is not None and code is not None and not self.lost:
+            if self._life is not None and code is not None:
                 # A disk that is full or gone, which the run has met before, would only hide what it ended with.
                 with contextlib.suppress(StagerunError):
-                    self._ask(self.disk)
-                    if not self.lost:
+                    if not self._ask(self.disk):
                         self._put(self.disk, replace(self._life, code=code))
             self.lost = self.lost or f"this run has ended, and writes no more into {self.out}"
 
@@ -180,15 +168,7 @@ class Lease:
             with contextlib.suppress(StagerunError):
                 self.beat()
 
-    def is_over(self, seen: Seen, locked: bool) -> bool:
-        """Whether a life is known to have ended; FolderInUseError if it is known to go on."""
-        if seen.life is None or not seen.life.process.same_machine(self.me):
-            return _ended(seen)
-        if not _ended(seen) and not locked and seen.life.process.alive():
-            raise FolderInUseError(f"another run holds {self.out}: {seen}", WAIT)
-        return True
-
-    def _watch(self, first: Seen, locked: bool, stop: Callable[[], bool]) -> None:
+    def _watch(self, first: Life, locked: bool, stop: Callable[[], bool]) -> None:
         """Returns when the life has ended, or nothing was heard of it for SILENT_BEATS. FolderInUseError when it moves.
 
         Looks are counted, not seconds: one process may stop for a while between two of them. One that took longer than a beat says
@@ -200,94 +180,110 @@ class Lease:
             if stop():
                 raise StoppedWaiting(f"stopped while waiting to see whether {first} is alive; nothing was started")
             before, was_slow = self._clock(), slow
-            seen = newest_life(self.disk, self.out)
+            now = newest_life(self.disk, self.out)
             slow = self._clock() - before > self.beat_s
             silent += 1 if was_slow or not slow else 0
-            if seen is None or seen.attempt < first.attempt:  # its file is gone, which is not a sign of life
+            if now is None or now.attempt < first.attempt:  # its file is gone, which is not a sign of life
                 continue
-            if seen.attempt == first.attempt and self.is_over(seen, locked):
+            if now.attempt == first.attempt and self._is_over(now, locked):
                 return
-            if seen.attempt == first.attempt and first.life is None and seen.life is not None:
+            if now.attempt == first.attempt and now.readable and not first.readable:
                 # It was just being written, or the disk has thought better of it.
-                first, silent = seen, 0
-            elif seen != first:
-                raise FolderInUseError(f"another run holds {self.out}: {seen}", WAIT)
+                first, silent = now, 0
+            elif now != first:
+                raise _in_use(self.out, now)
 
-    def _ask(self, disk: Disk) -> None:
-        """Sets `lost` if it is."""
+    def _is_over(self, life: Life, locked: bool) -> bool:
+        """FolderInUseError if it is known to go on."""
+        alive = is_alive(life, self.me, locked)
+        if alive:
+            raise _in_use(self.out, life)
+        return alive is False
+
+    def _ask(self, disk: Disk) -> str:
+        """Sets `lost`, and returns it."""
+        if self.lost:
+            return self.lost
         life = self._life
         assert life is not None
         own = look_at(disk, self.out, life.attempt) or look_at(disk, self.out, life.attempt)
         if own is None:
-            self.lost = f"this run may not write into {self.out} any more: its lives/{life_name(life.attempt)} is gone"
-            return
+            name = life_file(Path(), life.attempt)
+            self.lost = f"this run may not write into {self.out} any more: its {name} is gone"
+            return self.lost
         # One that can't be read was torn by a power cut or a bad disk: the next beat mends it.
-        if own.life is not None and own.life.run != life.run:
-            self._taken(own)
-        taker = max(attempts_of_lives(disk, self.out), default=0)
-        if own.life is not None and own.life.taken_by is not None:
-            taker = max(taker, own.life.taken_by)
+        by = own if own.readable and own.run != life.run else None
+        taker = max([*attempts_of_lives(disk, self.out), own.taken_by or 0])
         if taker > life.attempt:
-            self._taken(look_at(disk, self.out, taker) or Seen(taker, b"", None))
-
-    def _taken(self, by: Seen) -> None:
-        self.lost = f"another run has taken over {self.out}, as nothing was heard of this one: life {by.attempt}, {by}"
+            by = look_at(disk, self.out, taker) or Life(attempt=taker, run="")
+        if by is not None:
+            self.lost = (
+                f"another run has taken over {self.out}, as nothing was heard of this one: life {by.attempt}, {by}"
+            )
+        return self.lost
 
     def _make(self, life: Life) -> None:
         """Writes a new file. FolderInUseError if there is one; StorageError, PermissionDenied, also if it does not read back."""
-        folder = lives_folder(self.out)
-        path = folder / life_name(life.attempt)
+        path = life_file(self.out, life.attempt)
         failed: OSError | None = None
-        with reporting(f"write {path.name}", folder):
-            make_folder(self.disk, folder)
+        with reporting(f"write {path.name}", path.parent):
+            make_folder(self.disk, path.parent)
             try:
                 make_file(self.disk, path, encode(life))
             except OSError as error:
                 failed = error
             # NFS sends a request again when the answer is lost, and the second one fails because the first one was carried out.
-            seen = look_at(self.disk, self.out, life.attempt) or Seen(life.attempt, b"", None)
-            if seen.life is None or seen.life.run != life.run:
-                if seen.life is not None or isinstance(failed, FileExistsError):
-                    raise FolderInUseError(f"another run holds {self.out}: {seen}", WAIT)
+            found = look_at(self.disk, self.out, life.attempt) or Life(attempt=life.attempt, run="")
+            if found.run != life.run:
+                if found.readable or isinstance(failed, FileExistsError):
+                    raise _in_use(self.out, found)
                 if failed is not None:
                     raise failed
-                with contextlib.suppress(OSError):
-                    self.disk.unlink(path)
+                self._unlink(path)
                 raise StorageError(
                     f"{path} was written without an error, but can't be read back",
-                    f"see that {folder} is a folder, and no link, and what the system's log says (dmesg)",
+                    f"see that {path.parent} is a folder, and no link, and what the system's log says (dmesg)",
                 )
             try:
-                self.disk.sync_folder(folder)
+                self.disk.sync_folder(path.parent)
             except OSError:
-                with contextlib.suppress(OSError):
-                    self.disk.unlink(path)
+                self._unlink(path)
                 raise
+
+    def _unlink(self, path: Path) -> None:
+        with contextlib.suppress(OSError):
+            self.disk.unlink(path)
 
     def _put(self, disk: Disk, life: Life) -> None:
         """Writes the file of a life over the one there is. Not synced: what a power cut takes is the word of a dead process."""
-        path = lives_folder(self.out) / life_name(life.attempt)
+        path = life_file(self.out, life.attempt)
         with reporting(f"write {path.name}", path.parent):
             replace_file(disk, path, encode(life), sync=False)
 
-    def _clear(self, own: int) -> None:
-        """Deletes the files of all lives but the newest, and what killed ones left half written. StorageError, PermissionDenied."""
-        folder = lives_folder(self.out)
-        old = [life_name(a) for a in attempts_of_lives(self.disk, self.out) if a < own][: -(KEPT - 1)]
-        with reporting("clear away old process lives", folder):
-            for name in [*old, *(name for name in self.disk.names(folder) if is_leftover(name))]:
-                with contextlib.suppress(FileNotFoundError):
-                    self.disk.unlink(folder / name)
+
+def _in_use(out: Path, life: Life) -> FolderInUseError:
+    return FolderInUseError(f"another run holds {out}: {life}", WAIT)
+
+
+def is_alive(life: Life, me: Identity, locked: bool = False) -> bool | None:
+    """Whether a life goes on; None if that can't be known from here. `locked` as in `Lease.wait`."""
+    if life.code is not None:
+        return False
+    if not life.process.same_machine(me):
+        return None
+    return not locked and life.process.alive()
 
 
 def require_free(disk: Disk, out: Path, locked: bool = True) -> None:
     """For what changes a folder, under `Lock`, without starting a life. FolderInUseError if a run holds it, or one elsewhere may,
     which can't be known without waiting; StorageError, PermissionDenied. `locked` as in `Lease.wait`."""
-    seen = newest_life(disk, out)
-    if seen is None or Lease(disk, out, disk).is_over(seen, locked):
+    newest = newest_life(disk, out)
+    if newest is None or (alive := is_alive(newest, this_process(), locked)) is False:
         return
+    if alive:
+        raise _in_use(out, newest)
     raise FolderInUseError(
-        f"a run elsewhere may hold {out}: {seen}, which has not said that it ended",
+        f"a run elsewhere may hold {out}: {newest}, which has not said that it ended",
         "stop it; if it is dead, `stagerun run` finds that out, and takes its place",
     )
 
@@ -295,16 +291,7 @@ def require_free(disk: Disk, out: Path, locked: bool = True) -> None:
 def last_word(disk: Disk, out: Path) -> tuple[Holder, bool] | None:
     """The process of the newest life, if it has not ended, and whether it is known to live: it runs on this machine. Not whose lock
     the kernel has given up. For a look without waiting, which changes nothing; StorageError, PermissionDenied."""
-    seen = newest_life(disk, out)
-    if seen is None or _ended(seen):
+    newest = newest_life(disk, out)
+    if newest is None or (alive := is_alive(newest, this_process())) is False:
         return None
-    if seen.life is None:
-        return Holder(str(seen)), False
-    here = seen.life.process.same_machine(this_process())
-    if here and not seen.life.process.alive():
-        return None
-    return holder_named(str(seen), seen.life.beat), here
-
-
-def _ended(seen: Seen) -> bool:
-    return seen.life is not None and seen.life.code is not None
+    return holder_named(str(newest), newest.beat if newest.readable else None), bool(alive)

@@ -2,7 +2,7 @@
 
 It is flock(2) on OUT/lock: the kernel gives it up when the process ends, however it ends, so there are no stale locks to
 judge by age or process number. On NFS it reaches the other hosts too. Where a file system has no locks (Lustre mounted
-without `flock`), `acquire` refuses, or, where the caller has a `Lease` besides, leaves it to that.
+without `flock`), nothing is held, and the caller's `Lease` alone decides.
 
 The package `filelock` would stand for the one call that takes the lock: it has no shared lock to look with, and where a file system has no
 locks it takes a file for one, which outlives its process.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from stagerun.base.errors import FolderInUseError, PermissionDenied, StorageError
+from stagerun.base.errors import FolderInUseError, PermissionDenied
 from stagerun.store.errors import reporting
 from stagerun.store.layout import lock_file
 from stagerun.store.lives import now_text
@@ -49,6 +49,9 @@ class Holder:
     since: float | None = None
     beat: int | None = None
 
+    def __str__(self) -> str:
+        return self.text or "a process without a name yet"
+
 
 def holder(out: Path) -> Holder | None:
     """Who holds the output folder now; None if no process does, or its lock is not for this user: then its lives say (`last_word`). Changes
@@ -61,27 +64,22 @@ def holder(out: Path) -> Holder | None:
             return None
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return None
         except BlockingIOError:
-            text = _written(fd)
+            return holder_named(_written(fd))
         except OSError as error:
-            if error.errno in _NO_LOCKS:  # no one can have it; the lease alone shows a run
-                return None
-            raise
+            if error.errno not in _NO_LOCKS:  # else no one can have it; the lease alone shows a run
+                raise
         finally:
             os.close(fd)
-    return holder_named(text)
+    return None
 
 
 def holder_named(text: str, beat: int | None = None) -> Holder:
-    match = _NAME.fullmatch(text)
-    if match is None:
-        return Holder(text, beat=beat)
-    try:
-        since = datetime.strptime(match[3], "%Y-%m-%d %H:%M:%S %z").timestamp()
-    except ValueError:  # the 31st of February
-        return Holder(text, beat=beat)
-    return Holder(text, int(match[1]), match[2], since, beat)
+    if (match := _NAME.fullmatch(text)) is not None:
+        with contextlib.suppress(ValueError):  # the 31st of February
+            since = datetime.strptime(match[3], "%Y-%m-%d %H:%M:%S %z").timestamp()
+            return Holder(text, int(match[1]), match[2], since, beat)
+    return Holder(text, beat=beat)
 
 
 def _written(fd: int) -> str:
@@ -91,13 +89,11 @@ def _written(fd: int) -> str:
 
 
 class Lock:
-    """The right to write into an output folder, which exists. For rank 0. A context manager, or `acquire` and `release`.
+    """The right to write into an output folder, which exists. For rank 0. A context manager, or `acquire` and `release`. On a file system
+    without locks `held` stays False."""
 
-    `optional`: a file system without locks is not an error; then `held` stays False.
-    """
-
-    def __init__(self, out: Path, optional: bool = False) -> None:
-        self.out, self.optional = out, optional
+    def __init__(self, out: Path) -> None:
+        self.out = out
         self._fd: int | None = None
         self._writer = 0  # the process whose name is in the file
 
@@ -118,10 +114,9 @@ class Lock:
                 ) from None
         _open.add(self)
         try:
-            if not self._take(self._fd):
-                self.release()
-                return
-            with reporting("write", path):
+            with reporting("lock the output folder", path):
+                if not self._take(self._fd):
+                    return self.release()
                 # The file of an output folder is never deleted: whoever opened it before would hold a lock on a file without a name.
                 os.ftruncate(self._fd, 0)
                 myself = f"process {os.getpid()} on {host_name()}, since {now_text()}\n"
@@ -132,24 +127,17 @@ class Lock:
             raise
 
     def _take(self, fd: int) -> bool:
-        """False where there are no locks, and need not be."""
-        with reporting("lock the output folder", lock_file(self.out)):
+        """False where there are no locks. FolderInUseError, OSError."""
+        for _ in range(_TRIES):
             try:
-                for _ in range(_TRIES):
-                    with contextlib.suppress(BlockingIOError):
-                        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        return True
-                    time.sleep(_PAUSE)
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                time.sleep(_PAUSE)
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
-                if self.optional:
-                    return False
-                raise StorageError(
-                    f"the file system of {self.out} has no locks: {os.strerror(error.errno or 0)}",
-                    "choose a folder on another file system with --out, or have this one mounted with locks "
-                    "(Lustre: `flock`; NFS: a running lock service)",
-                ) from error
+                return False
         raise FolderInUseError(f"another run holds {self.out}: {_written(fd) or 'no name yet'}", WAIT)
 
     def named(self) -> bool:
@@ -183,10 +171,8 @@ _open: set[Lock] = set()
 
 
 def _let_go_in_child() -> None:
-    """A lock belongs to the open file, which a forked child (a loader's worker) shares: it would outlive its holder.
-
-    Closing the child's descriptor leaves the parent's lock alone.
-    """
+    """A lock belongs to the open file, which a forked child (a loader's worker) shares: it would outlive its holder. Closing the child's
+    descriptor leaves the parent's lock alone."""
     for lock in list(_open):
         lock.release()
 

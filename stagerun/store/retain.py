@@ -12,16 +12,17 @@ from pathlib import Path
 
 from stagerun.base.errors import ResumeRefused
 from stagerun.base.snapshots import SnapshotRef
-from stagerun.store.disk import Disk, delete, make_folder, rename
+from stagerun.store.disk import Disk, delete, make_folder, names_in, rename
 from stagerun.store.errors import Damaged, reporting
 from stagerun.store.layout import (
-    in_trash,
     is_leftover,
+    parse_folder,
     parse_name,
     pins_folder,
     results_folder,
+    snapshot_name,
     snapshots_folder,
-    trash_name,
+    temp_name,
 )
 from stagerun.store.read import inspect_folder
 
@@ -29,9 +30,8 @@ from stagerun.store.read import inspect_folder
 def superfluous(
     own: Sequence[SnapshotRef], keep: int, pinned: Container[str], max_iter: int
 ) -> tuple[SnapshotRef, ...]:
-    """Return the snapshots of a stage that may be dropped, oldest first, as `own` is. Pure.
-
-    The newest `keep` (1 or more) stay, those at its end, and those whose name is in `pinned`.
+    """Return the snapshots of a stage that may be dropped, oldest first, as `own` is: not the newest `keep` (1 or more), not those at its end, and
+    not those whose name is in `pinned`. Pure.
 
     A snapshot is in the answer only if `own` holds a newer one. So for nothing to be lost `own` must be listed after the `commit` of that
     newer one returned, and without those that `read` or `verify` found damaged; and one that stays must have been verified before any goes.
@@ -39,11 +39,6 @@ def superfluous(
     if keep < 1:
         raise ValueError(f"keep is {keep}")
     return tuple(ref for ref in own[:-keep] if not ref.ends(max_iter) and ref.name not in pinned)
-
-
-def drop(disk: Disk, out: Path, ref: SnapshotRef) -> bool:
-    """As `discard`."""
-    return discard(disk, out, ref.name)
 
 
 def discard(disk: Disk, out: Path, name: str) -> bool:
@@ -62,7 +57,7 @@ def discard(disk: Disk, out: Path, name: str) -> bool:
     if name in pins(disk, out):
         return False
     with reporting(f"delete snapshot {name}", root):
-        trash = root / trash_name(name)
+        trash = root / temp_name(name, "trash")
         rename(disk, root / name, trash)
         if name in pins(disk, out):
             rename(disk, trash, root / name)
@@ -84,44 +79,33 @@ def sweep(disk: Disk, out: Path) -> tuple[str, ...]:
     with reporting("clear away what a killed run left", root):
         names = disk.names(root)
         for name in filter(is_leftover, sorted(names)):
-            snapshot = in_trash(name)
-            if snapshot in pinned and snapshot not in names and _is_whole(disk, root / name, snapshot):
-                rename(disk, root / name, root / snapshot)  # killed before it saw the pin, see `discard`
-                disk.sync_folder(root)
-            elif not delete(disk, root / name):
+            state, place = parse_folder(name) or ("", None)
+            snapshot = snapshot_name(*place) if place is not None and state == "trash" else ""
+            if snapshot in pinned and snapshot not in names:
+                with suppress(Damaged, ResumeRefused):
+                    inspect_folder(disk, root / name, snapshot)
+                    rename(disk, root / name, root / snapshot)  # killed before it saw the pin, see `discard`
+                    disk.sync_folder(root)
+                    continue
+            if not delete(disk, root / name):
                 held.append(name)
     # Of whole files: rehearsal.json and logs are in `out` itself.
     for folder in (out, results_folder(out), results_folder(out) / "ensembles"):
-        with reporting("clear away what a killed run left", folder), suppress(FileNotFoundError):
-            held += [name for name in filter(is_leftover, disk.names(folder)) if not delete(disk, folder / name)]
+        with reporting("clear away what a killed run left", folder):
+            held += [name for name in filter(is_leftover, names_in(disk, folder)) if not delete(disk, folder / name)]
     return tuple(held)
-
-
-def _is_whole(disk: Disk, folder: Path, name: str) -> bool:
-    """Whether the snapshot of that name has its manifest, and files of the sizes that it states, in the folder."""
-    try:
-        inspect_folder(disk, folder, name)
-    except (Damaged, ResumeRefused):
-        return False
-    return True
 
 
 def pins(disk: Disk, out: Path) -> frozenset[str]:
     """Names of the snapshots that are pinned. StorageError, PermissionDenied."""
     root = pins_folder(out)
     with reporting("list the pins of snapshots", root):
-        try:
-            names = disk.names(root)
-        except FileNotFoundError:
-            return frozenset()
-    return frozenset(name for name in names if parse_name(name) is not None)
+        return frozenset(name for name in names_in(disk, root) if parse_name(name) is not None)
 
 
 def pin(disk: Disk, out: Path, name: str) -> bool:
-    """Pins a snapshot that was there when the caller looked. False if it was deleted meanwhile: then no pin is left.
-
-    Needs no lock. StorageError, PermissionDenied.
-    """
+    """Pins a snapshot that was there when the caller looked. False if it was deleted meanwhile: then no pin is left. Needs no lock.
+    StorageError, PermissionDenied."""
     path = pins_folder(out) / name
     with reporting(f"pin snapshot {name}", path.parent):
         make_folder(disk, path.parent)
@@ -137,10 +121,8 @@ def pin(disk: Disk, out: Path, name: str) -> bool:
 def unpin(disk: Disk, out: Path, name: str) -> bool:
     """Whether there was a pin to take off. Needs no lock. StorageError, PermissionDenied."""
     path = pins_folder(out) / name
-    with reporting(f"unpin snapshot {name}", path.parent):
-        try:
-            disk.unlink(path)
-        except FileNotFoundError:
-            return False
+    with reporting(f"unpin snapshot {name}", path.parent), suppress(FileNotFoundError):
+        disk.unlink(path)
         disk.sync_folder(path.parent)
-    return True
+        return True
+    return False

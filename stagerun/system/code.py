@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -79,9 +80,11 @@ def end_soon(code: int) -> None:
     for them at its end, for ever if need be, and stop signals do nothing by then."""
 
     def end() -> None:
-        left = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
-        if any(one.name.startswith(_OWN_THREADS) for one in left):
-            return wait()
+        left = own = [threading.current_thread()]
+        while own:
+            time.sleep(_LAST_PATIENCE_S)
+            left = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
+            own = [one for one in left if one.name.startswith(_OWN_THREADS)]
         children = active_children()
         if left or children:
             names = [f"thread `{one.name}`" for one in left] + [f"process {child.pid}" for child in children]
@@ -91,13 +94,8 @@ def end_soon(code: int) -> None:
                 child.kill()
             os._exit(code)
 
-    def wait() -> None:
-        timer = threading.Timer(_LAST_PATIENCE_S, end)
-        timer.daemon = True
-        timer.start()
-
     sys.stdout.flush()
-    wait()
+    threading.Thread(target=end, daemon=True).start()
 
 
 def parameters_of(function: Callable[..., Any]) -> tuple[tuple[str, ...], bool]:

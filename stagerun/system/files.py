@@ -61,22 +61,18 @@ def write_whole(path: Path, data: bytes, sync: bool = True, aside: Path | None =
             file.flush()
             if sync:
                 os.fsync(file.fileno())
-        _rename(aside, path, data)
+        try:
+            aside.rename(path)
+        except FileNotFoundError:
+            # NFS sends a request again when the answer is lost, and the second one doesn't find what the first one has renamed.
+            if aside.exists() or path.read_bytes() != data:
+                raise
     except BaseException:
         with contextlib.suppress(OSError):
             aside.unlink()
         raise
     if sync:
         sync_folder(path.parent)
-
-
-def _rename(aside: Path, path: Path, data: bytes) -> None:
-    """NFS sends a request again when the answer is lost, and the second one doesn't find what the first one has renamed."""
-    try:
-        aside.rename(path)
-    except FileNotFoundError:
-        if aside.exists() or path.read_bytes() != data:
-            raise
 
 
 @contextlib.contextmanager
@@ -112,7 +108,7 @@ def upward(folder: str) -> Iterator[str]:
 
 def sync_folder(folder: Path) -> None:
     """Puts a folder's list of names on the disk, so that a rename or a new file in it outlives a power cut. OSError."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
     except OSError as error:
@@ -150,7 +146,7 @@ def open_shared(path: Path, flags: int = os.O_RDONLY) -> int:
     """Return a descriptor of a file in a folder that others may write to. OSError for a link, which another user may have put there to have
     something else read or written, and for what is no regular file: opening a FIFO would wait for its other end."""
     try:
-        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path)) from error
@@ -206,7 +202,7 @@ def who_else_writes(folder: Path) -> str:
 def open_lock(path: Path) -> int:
     """A descriptor of a lock file, which is made where there is none. flock(2) needs no more than a descriptor to read, so the file is for
     its owner alone, and for those who may write to its folder as its group. OSError."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     folder = os.stat(path.parent)
     shared = folder.st_mode & stat.S_IWGRP
     with contextlib.suppress(OSError):  # another member of the group made it; a file system without modes

@@ -10,8 +10,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from stagerun.base.errors import DataError, PermissionDenied, StorageError, UsageError, listing
 from stagerun.base.text import count
@@ -30,8 +29,7 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(NamedTuple):
     """`names`: paths of the images relative to `root`, POSIX, in the order of their labels; `counts`: how many each class has."""
 
     root: str
@@ -41,8 +39,7 @@ class Listed:
     ignored: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """Digests in hex. `files`: over the names and sizes of all images; `state`: over their times of change, too. `bytes`: of all."""
 
     files: str
@@ -154,8 +151,7 @@ def check_classes(root: str, classes: Sequence[str], names: Iterable[str] = ()) 
     own = tuple(inner[classes[0]])
     if len(classes) == 1 and len(own) > 1 and "" not in own:
         raise UsageError(
-            f"{root}: its one folder, {classes[0]}, holds only folders: {listing(own[:4], 'and')}",
-            _each(root, classes),
+            f"{root}: its one folder, {classes[0]}, holds only folders: {listing(own[:4], 'and')}", _each(root, classes)
         )
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import sys
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -34,7 +33,7 @@ _Arrays = list["array[int]"]
 _NOTHING: tuple[Mapping[str, Any], _Arrays] = {}, []
 
 
-def _known(folder: str, *names: str, most: int | None = None) -> tuple[Mapping[str, Any], _Arrays]:
+def known(folder: str, *names: str, most: int | None = None) -> tuple[Mapping[str, Any], _Arrays]:
     """`data.index.Facts` as the JSON in the side file's header, which is before its arrays (106 MB for ILSVRC12); and the first `most`
     numbers, or all, of the arrays of int32 with these names. Empty where they aren't known."""
     with suppress(StagerunError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -53,8 +52,6 @@ def _known(folder: str, *names: str, most: int | None = None) -> tuple[Mapping[s
                 first, end = header[name]["data_offsets"]
                 stream.seek(8 + length + first)
                 arrays.append(array("i", stream.read(end - first if most is None else min(end - first, 4 * most))))
-                if sys.byteorder == "big":
-                    arrays[-1].byteswap()
         return facts, arrays
     return _NOTHING
 
@@ -64,33 +61,19 @@ def class_names(folder: str) -> tuple[str, ...]:
     if is_class_folder(folder):
         with suppress(StagerunError):
             return class_folders(folder)
-    names = _known(folder)[0].get("classes")
+    names = known(folder)[0].get("classes")
     return tuple(map(str, names)) if isinstance(names, list) else ()
-
-
-def pixel_statistics(folder: str) -> list[tuple[float, float]]:
-    """Mean and standard deviation of all pixels by channel (B, G, R), as the side file has them; empty where they aren't known."""
-    facts, _ = _known(folder)
-    with suppress(KeyError, TypeError, ValueError):
-        return [(float(m), float(d)) for m, d in zip(facts["mean_bgr"], facts["deviation_bgr"], strict=True)]
-    return []
-
-
-def stored_sides(folder: str) -> list[int]:
-    """The shorter sides of the first images, as the side file has them, in pixels; empty where they aren't known."""
-    _, sides = _known(folder, "heights", "widths", most=100)
-    return sorted(map(min, *sides)) if sides else []
 
 
 def class_sizes(folder: str, classes: int, ignored: int | None = None) -> tuple[int, ...]:
     """How many records have the labels 0 .. classes-1, as the side file says; () where that is not known, or there are other labels. Those of
     the `ignored` label are of no class."""
-    facts, labels = _known(folder, "labels")
+    facts, labels = known(folder, "labels")
     counted: Counter[int | None] = Counter(*labels)
     counted.pop(-1, None)  # records without one
     counted.pop(ignored, None)
-    known = facts and all(label is not None and 0 <= label < classes for label in counted)
-    return tuple(counted[label] for label in range(classes)) if known else ()
+    usable = facts and all(label is not None and 0 <= label < classes for label in counted)
+    return tuple(counted[label] for label in range(classes)) if usable else ()
 
 
 # -- Which images it holds, as a short text that is compared between process lives.
@@ -137,7 +120,7 @@ def set_of(folder: str) -> str:
     from: the pixels are the same.
     """
     with suppress(StagerunError, OSError):
-        lmdb, (facts, _) = LmdbFile(folder), _known(folder)
+        lmdb, (facts, _) = LmdbFile(folder), known(folder)
         if re.fullmatch(r"\d+ records(, (sample|index) \w+)+", source := str(facts.get("prepared_from"))):
             return source
         records = lmdb.meta.entries
@@ -178,5 +161,5 @@ def glance(folder: str) -> Glance:
     lmdb = LmdbFile(folder, BY_SCHEDULE)
     with reading(lmdb.file):
         ends = hashlib.blake2b(lmdb.ends(), digest_size=16).hexdigest()
-    fingerprint = str(_known(folder)[0].get("fingerprint", ""))
+    fingerprint = str(known(folder)[0].get("fingerprint", ""))
     return Glance(records=lmdb.meta.entries, size=lmdb.size, fingerprint=fingerprint, ends=ends)

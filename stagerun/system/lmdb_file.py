@@ -45,7 +45,7 @@ BY_SCHEDULE = "check `source` under `data` in schedule.prototxt"
 def data_file(path: str, hint: str = BY_COMMAND) -> Path:
     """The file data.mdb of an LMDB's folder. DataError, with the hint, if either is missing."""
     folder = Path(path)
-    try:
+    with reading(path, hint):  # a name that is too long, or a file server that doesn't answer
         if folder.is_file():
             raise DataError(f"{path}: is a file, not the folder of an LMDB", "give the folder that holds data.mdb")
         if not folder.is_dir():
@@ -55,27 +55,23 @@ def data_file(path: str, hint: str = BY_COMMAND) -> Path:
             raise DataError(f"{path}: not an LMDB, but a folder of class folders", hint)
         if not (folder / "data.mdb").is_file():
             raise DataError(f"{path}: not an LMDB: it holds no data.mdb", hint)
-    except PermissionError:
-        raise PermissionDenied(f"{path}: may not be read", "ask its owner for read permission") from None
-    except OSError as error:  # a name that is too long, or a file server that doesn't answer
-        raise DataError(f"{path}: can't be looked at: {error.strerror}", hint) from None
     return folder / "data.mdb"
 
 
 @contextmanager
-def reading(file: Path | str) -> Iterator[None]:
+def reading(file: Path | str, hint: str = "check the disk or the file server") -> Iterator[None]:
     """Errors of reading a file of an LMDB: PermissionDenied, DataError."""
     try:
         yield
     except PermissionError:
         raise PermissionDenied(f"{file}: may not be read", "ask its owner for read permission") from None
     except OSError as error:
-        raise DataError(f"{file}: can't be read: {error.strerror}", "check the disk or the file server") from None
+        raise DataError(f"{file}: can't be read: {error.strerror}", hint) from None
 
 
-def check_file(path: str, hint: str = BY_COMMAND) -> int:
-    """Number of records of the LMDB in folder `path`, from its meta pages. DataError unless it is whole; `hint` if it isn't there."""
-    return LmdbFile(path, hint).meta.entries
+def check_file(path: str) -> int:
+    """Number of records of the LMDB in folder `path`, from its meta pages. DataError unless it is whole."""
+    return LmdbFile(path).meta.entries
 
 
 class Meta(NamedTuple):
@@ -106,7 +102,7 @@ class LmdbFile:
         """DataError unless it is there and whole, PermissionDenied. `hint`: what to do if it isn't there."""
         self.path, self.file = path, data_file(path, hint)
         with reading(self.file):
-            self.fd = os.open(self.file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # else a FIFO waits for a writer
+            self.fd = os.open(self.file, os.O_RDONLY | os.O_NONBLOCK)  # else a FIFO waits for a writer
             weakref.finalize(self, os.close, self.fd)
             state = os.fstat(self.fd)
             meta = self._newest()

@@ -100,8 +100,6 @@ def program(module: str, any_version: bool = False) -> list[str]:
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
     """Has the kernel send this process the signal when the thread that started it ends. OSError."""
-    if not sys.platform.startswith("linux"):
-        return
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         number = ctypes.get_errno()

@@ -1,10 +1,9 @@
 """JSON that comes from outside, read as dataclasses: msgspec checks each value against the type of its field.
 
-An int is a count, from 0 to what 64 bits hold; Signed may be below 0. A float is a finite number.
+An int is a count, from 0 to what 64 bits hold; Signed may be below 0. A float is a finite number, at most LARGEST in size.
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, TypeVar
@@ -14,6 +13,7 @@ import msgspec
 T = TypeVar("T")
 
 MAX_INTEGER = 2**63 - 1
+LARGEST = 1e100  # sums and products of a few such numbers are finite
 
 Signed = Annotated[int, msgspec.Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
 
@@ -59,8 +59,8 @@ def _check(value: object, name: str) -> None:
     """ValueError for a number that no field may have."""
     if isinstance(value, int) and not 0 <= value <= MAX_INTEGER:
         raise ValueError(f"{name}: {value} is out of range")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name} is not a finite number")
+    if isinstance(value, float) and not abs(value) <= LARGEST:  # nor a NaN
+        raise ValueError(f"{name} is not a finite number up to {LARGEST:g}")
     if is_dataclass(value):
         for field in fields(value):
             if field.type is not Signed:

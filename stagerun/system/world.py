@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stagerun.base.errors import PeerError
 from stagerun.system.host import cpu_quota
@@ -24,8 +25,7 @@ class World:
     launcher: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Launcher:
+class _Launcher(NamedTuple):
     """Names of variables; of several for one thing, the first that is set counts. Where `present` are not all set, or one of
     `absent` is, this launcher did not start the process."""
 
@@ -102,7 +102,7 @@ def default_threads(workers: int) -> int:
 def relayed(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether an MPI's launcher or srun takes what this process prints. Some give it a terminal of their own for that, and write
     into a file what comes out of it."""
-    return any(_started(environment, launcher) for launcher in _LAUNCHERS)
+    return _native(environment) is not None
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> World:
@@ -133,20 +133,20 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> World:
 def _found(environment: Mapping[str, str]) -> _Launcher | None:
     if GIVEN.rank in environment and GIVEN.size in environment:
         return GIVEN
-    found = next((launcher for launcher in _LAUNCHERS if _started(environment, launcher)), None)
+    found = _native(environment)
     # A process that is alone. One whose size can't be read is not, so that this is reported.
     return None if found is None or environment[found.size] == "1" else found
 
 
-def _started(environment: Mapping[str, str], launcher: _Launcher) -> bool:
-    if not all(name in environment for name in (launcher.rank, launcher.size, *launcher.present)):
-        return False
-    if any(name in environment for name in launcher.absent):
-        return False
-    if "SLURM_STEP_ID" not in launcher.present:
-        return True
-    step = environment["SLURM_STEP_ID"]
-    return not (step.isdecimal() and int(step) >= _LEAST_SHELL)
+def _native(environment: Mapping[str, str]) -> _Launcher | None:
+    """The launcher that started this process, whatever RANK and WORLD_SIZE say."""
+    step = environment.get("SLURM_STEP_ID", "")
+    shell = step.isdecimal() and int(step) >= _LEAST_SHELL
+    for launcher in _LAUNCHERS:
+        present = environment.keys() >= {launcher.rank, launcher.size, *launcher.present}
+        if present and environment.keys().isdisjoint(launcher.absent) and not (shell and launcher.present):
+            return launcher
+    return None
 
 
 def _local(environment: Mapping[str, str], launcher: _Launcher, rank: int, size: int) -> tuple[int, int]:
@@ -185,7 +185,7 @@ def _of_this_node(environment: Mapping[str, str]) -> int:
 def _contradicting(environment: Mapping[str, str]) -> _Launcher | None:
     """The launcher whose word is another than RANK's and WORLD_SIZE's, where someone has set these for all processes alike: each would be the
     same worker. A size above the launcher's is no contradiction: a script starts several in each of its processes."""
-    theirs = next((launcher for launcher in _LAUNCHERS if _started(environment, launcher)), None)
+    theirs = _native(environment)
     if theirs is None or _found(environment) is not GIVEN or any(name in environment for name in _NESTED):
         return None
     of, size = environment[theirs.size], environment[GIVEN.size]

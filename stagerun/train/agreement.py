@@ -121,19 +121,19 @@ def require_same_code(comm: Comm) -> None:
 
 
 def require_same_schedule(comm: Comm, world: World, schedule: Schedule) -> None:
-    """Raise if ranks differ in their schedules or images, as `require_same_code` does. More is compared than what training depends on: ranks that evaluate at other iterations
-    would wait for each other forever. One worker of each host looks at the images; what is missing is reported when they are opened.
-    Collective."""
+    """Raise if ranks differ in their schedules or images, as `require_same_code` does. More is compared than what training depends on:
+    ranks that evaluate at other iterations would wait for each other forever. One worker of each host looks at the images; what is missing
+    is reported when they are opened. Collective."""
     if comm.size == 1:
         return
     looks = world.local_rank == 0
     mine = what_is_read(schedule, [], images=looks)
-    seen = {"settings": mine.settings, "images": [image.seen and asdict(image.seen) for image in mine.images]}
-    if not _differs(comm, seen, seen if looks else {"settings": mine.settings}):
+    settings = {"settings": mine.settings}
+    seen = settings | {"images": [image.seen and asdict(image.seen) for image in mine.images]}
+    if not _differs(comm, seen, seen if looks else settings):
         return
     heard = gather_json(comm, [host_name(), asdict(mine)])
-    reads = [read_as(Reads, one) for _, one in heard]
-    hosts = [host for host, _ in heard]
+    hosts, reads = [host for host, _ in heard], [read_as(Reads, one) for _, one in heard]
     of_host = {host: one.images for host, one in zip(hosts, reads, strict=True) if one.images}
     reads = [replace(one, images=one.images or of_host.get(host, ())) for host, one in zip(hosts, reads, strict=True)]
     names = _names(hosts, [repr((one.settings, one.images)) for one in reads])
@@ -163,6 +163,7 @@ def _names(hosts: Sequence[str], states: Sequence[str]) -> list[str]:
 
 # Tensors and ranks that are named, of those that differ.
 _NAMED = 3
+_GO_ON = "this state is not saved; run the same command again: it goes on from the newest snapshot"
 
 
 def compare(comm: Comm, where: str, digests: Mapping[str, int], good: bool = True) -> tuple[bool, RanksDiffer | None]:
@@ -176,16 +177,15 @@ def compare(comm: Comm, where: str, digests: Mapping[str, int], good: bool = Tru
     table[comm.rank] = combined(digests) - (1 << 63)  # int64 has as many numbers
     table[-1] = not good
     comm.all_reduce(table, "compare what they hold")()
+    all_good = not table[-1]
     if len(set(table[:-1].tolist())) == 1:
-        return not table[-1], None
+        return all_good, None
     try:
         everybody = gather_json(comm, [host_name(), dict(digests)])
     except PeerError as gone:  # that they differ is known: not a state to save because a peer is lost
-        return not table[-1], RanksDiffer(
-            f"{where}: workers hold different bits, and one ended before it could say which: {gone.message}",
-            "this state is not saved; run the same command again: it goes on from the newest snapshot",
-        )
-    return not table[-1], different(where, [host for host, _ in everybody], [found for _, found in everybody])
+        text = f"{where}: workers hold different bits, and one ended before it could say which: {gone.message}"
+        return all_good, RanksDiffer(text, _GO_ON)
+    return all_good, different(where, [host for host, _ in everybody], [found for _, found in everybody])
 
 
 def different(where: str, hosts: Sequence[str], digests: Sequence[Mapping[str, int]]) -> RanksDiffer:
@@ -196,16 +196,15 @@ def different(where: str, hosts: Sequence[str], digests: Sequence[Mapping[str, i
     which = listed([f"`{name}`" for name in names], _NAMED)
     called = [f"rank {rank}" + (f" on {host}" if len(set(hosts)) > 1 else "") for rank, host in enumerate(hosts)]
     odd = [name for name, its in zip(called, kinds, strict=True) if its != kind]
-    if 2 * many > len(kinds):
-        text = f"{listed(odd, _NAMED)} {'has' if len(odd) == 1 else 'have'} other bits than the other {count(many, 'worker')} in {which}"
-        again = f"if it names {'that rank' if len(odd) == 1 else 'those ranks'} again, test memory and processor there"
-    else:
-        text = f"{listed(called, _NAMED)} have different bits in {which}"
-        again = "if it comes again, test memory and processor of each"
-    return RanksDiffer(
-        f"{where}: {text}",
-        f"this state is not saved; run the same command again: it goes on from the newest snapshot; {again}",
+    text, again = (
+        f"{listed(called, _NAMED)} have different bits in {which}",
+        "comes again, test memory and processor of each",
     )
+    if 2 * many > len(kinds):
+        has, those = ("has", "that rank") if len(odd) == 1 else ("have", "those ranks")
+        text = f"{listed(odd, _NAMED)} {has} other bits than the other {count(many, 'worker')} in {which}"
+        again = f"names {those} again, test memory and processor there"
+    return RanksDiffer(f"{where}: {text}", f"{_GO_ON}; if it {again}")
 
 
 @torch.no_grad()

@@ -3,17 +3,17 @@
 from collections.abc import Generator
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import nn
 
 from stagerun.base.errors import ResumeRefused
 from stagerun.base.events import Event, Note, Stopped
 from stagerun.comm import runs_of
+from stagerun.engine import parameters, state
 from stagerun.engine.averages import BatchStatistics
 from stagerun.engine.codec import encode
 from stagerun.engine.ensemble import WeightMean, take_statistics
 from stagerun.engine.evaluate import Classifier
 from stagerun.engine.feed import feed
-from stagerun.engine.parameters import frozen_norms
 from stagerun.schedule.averages import weights
 from stagerun.system.pulse import Section, beating
 from stagerun.train.context import StageRun
@@ -40,29 +40,28 @@ def averaged_start(run: StageRun) -> Generator[Event, None, dict[str, bytes] | N
 def average_of(run: EnsembleRun) -> Generator[Event, None, Classifier]:
     """The network with the mean of the weights of its members, and its own BatchNorm statistics, the same on every rank.
     Collective. It computes as the first of all members does."""
-    stage = run.stages[0]
+    ensemble, stage = run.ensemble, run.stages[0]
     model = run.network(stage)
-    statistics = BatchStatistics(model, frozen_norms(model, stage.solver.freeze))
+    statistics = BatchStatistics(model, parameters.frozen_norms(model, stage.solver.freeze))
 
-    def mean() -> tuple[Trained, dict[str, Tensor]]:
-        if len(run.trained) < len(run.ensemble.members):
-            raise ResumeRefused(f"not all snapshots that ensemble `{run.ensemble.name}` is averaged from are there")
-        mean, shape = WeightMean(model), run.ensemble.shape
-        iters = sorted(trained.ref.iter for trained in run.trained)
-        shares = weights(shape, iters)
+    def fill() -> None:
+        if len(run.trained) < len(ensemble.members):
+            raise ResumeRefused(f"not all snapshots that ensemble `{ensemble.name}` is averaged from are there")
+        mean, iters = WeightMean(model), sorted(trained.ref.iter for trained in run.trained)
+        shares = weights(ensemble.shape, iters)
         for trained in run.trained:
-            own = run.weights(trained)
             with of_this_network(trained):
-                mean.add(own, None if shape is None else shares[iters.index(trained.ref.iter)])
-        return run.trained[0], mean.mean()
+                share = None if ensemble.shape is None else shares[iters.index(trained.ref.iter)]
+                mean.add(run.weights(trained), share)
+        with of_this_network(run.trained[0]):
+            state.restore(dict(model.state_dict()), mean.mean())
 
-    run.fill(model, mean)
+    run.share(model, fill)
     if statistics.layers:
-        images = run.ensemble.batch_norm_iter * stage.solver.batch_size
+        images = ensemble.batch_norm_iter * stage.solver.batch_size
         what = f"stage {run.start_of} starts from " if run.start_of else ""
-        yield Note(
-            text=f"{what}ensemble {run.ensemble.name}: BatchNorm statistics of the averaged network, over {images} images"
-        )
+        text = f"{what}ensemble {ensemble.name}: BatchNorm statistics of the averaged network, over {images} images"
+        yield Note(text=text)
         if not _take_statistics(run, statistics):
             raise AskedToStop
     return run.classifier(model, stage)
@@ -79,13 +78,15 @@ def keep(run: EnsembleRun, model: nn.Module) -> None:
 
 def _take_statistics(run: EnsembleRun, statistics: BatchStatistics) -> bool:
     """Over the first member's images of training, from the start of its epoch 0, at the size that it ends with. False if asked to stop."""
-    stage, iterations, worker, pulse = run.stages[0], run.ensemble.batch_norm_iter, run.worker, run.worker.comm.pulse
-    solver = replace(stage.solver, transform=replace(stage.solver.transform, crop_size_ramp=None))
-    mine = runs_of(solver.logical_workers, worker.comm.size)[worker.comm.rank]
-    how = arithmetic_of(replace(stage, solver=replace(solver, loss=None)), worker.device)
-    how = replace(how, clip_gradients=None)
+    iterations, worker, comm = run.ensemble.batch_norm_iter, run.worker, run.worker.comm
+    solver = run.stages[0].solver
+    solver = replace(solver, transform=replace(solver.transform, crop_size_ramp=None))
+    stage = replace(run.stages[0], solver=solver)
+    mine = runs_of(solver.logical_workers, comm.size)[comm.rank]
+    without_loss = replace(stage, solver=replace(solver, loss=None))
+    how = replace(arithmetic_of(without_loss, worker.device), clip_gradients=None)
     size = solver.device_batch_size
     asked = ((i * solver.batch_size + n * size, size) for i in range(iterations) for n in mine)
-    loader = worker.images.loader(replace(stage, solver=solver))
-    with pulse.section(Section.EVALUATION), loader.stream(asked) as batches, feed(batches, worker.device) as fed:
-        return take_statistics(statistics, beating(fed, pulse), iterations, mine, how, worker.comm, worker.stop)
+    loader = worker.images.loader(stage)
+    with comm.pulse.section(Section.EVALUATION), loader.stream(asked) as batches, feed(batches, worker.device) as fed:
+        return take_statistics(statistics, beating(fed, comm.pulse), iterations, mine, how, comm, worker.stop)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from stagerun.base.errors import UsageError
+from stagerun.base.wings import wing
 from stagerun.command.ending import over_live_line, stopped_after
 from stagerun.command.options import command
 from stagerun.language import load
@@ -14,7 +15,8 @@ from stagerun.system.host import nvidia_gpus
 from stagerun.system.world import default_threads
 from stagerun.train.first_look import look_first
 from stagerun.train.options import Cut, RunOptions
-from stagerun.train.parallel import train_side_by_side
+
+SIDE_BY_SIDE = "tools.parallel.stages.train_side_by_side"
 
 
 @command(grouped=True)
@@ -42,6 +44,8 @@ def run(options: RunOptions, hosts: HostOptions) -> int:
 
 def _refuse_with_parallel(options: RunOptions, others: bool) -> None:
     """UsageError for what can't go with --parallel."""
+    if wing(SIDE_BY_SIDE) is None:
+        raise UsageError("--parallel: this installation lacks stagerun/tools/parallel", "install all of stagerun")
     wrong = {
         "--nproc": options.nproc not in (None, 1), "--hosts": others, "--profile": options.profile is not None,
         "--replay": options.replay is not None, "--log": bool(options.log),
@@ -73,7 +77,7 @@ def _start(options: RunOptions) -> int:
         options = replace(options, threads=options.threads or default_threads(options.parallel))
         code: int | None = look_first(options, schedule, 1)
         if code is None:
-            code = train_side_by_side(options, schedule)
+            code = wing(SIDE_BY_SIDE)(options, schedule)
         if code is not None:
             return code
         options = replace(options, nproc=1, retry=True)

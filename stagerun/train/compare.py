@@ -54,11 +54,11 @@ class Reads:
 def what_is_read(schedule: Schedule, troubles: list[Finding], images: bool = True) -> Reads:
     """With the state of each LMDB where `images` are asked for; what is wrong with one goes to `troubles`."""
     folder = schedule.python.folder or "."
-    files = {
-        os.path.relpath(path, folder): hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
+    digests = {
+        os.path.relpath(path, folder): hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
         for path, text in schedule.files
     }
-    files |= {name: digest[:16] for name, digest in mean_digests(schedule).items()}
+    files = {name: digest[:16] for name, digest in {**digests, **mean_digests(schedule)}.items()}
     trained = {source.path for source in schedule.training_sets}
     found = [
         Images(
@@ -161,19 +161,17 @@ def other_schedules(reads: Mapping[str, Reads]) -> list[Finding]:
 
 def _other_images(images: Mapping[str, Sequence[Images]], role: str) -> list[Finding]:
     """For hosts that have them. By fingerprint if all have one; else by the file."""
-    seen = {host: image.seen for host, found in images.items() for image in found if image.seen is not None}
-    all_fingerprints = all(looked.fingerprint for looked in seen.values())
-
-    def state(looked: Glance) -> str:
-        if all_fingerprints:
-            return f"{count(looked.records, 'record')}, fingerprint {looked.fingerprint[:12]}"
-        return f"{count(looked.records, 'record')}, {size(looked.size)}, ends {looked.ends[:12]}"
-
-    where = next((images[host][-1].path for host in seen), "")
+    seen = {host: (image.path, image.seen) for host, found in images.items() for image in found if image.seen}
+    all_fingerprints = all(looked.fingerprint for _, looked in seen.values())
     hint = "copy the same LMDB to all hosts, with its side file"
     if not all_fingerprints:
         hint += "; where they hold the same records, `stagerun data index` on each host shows it"
-    states = {host: state(looked) for host, looked in seen.items()}
+    states = {}
+    for host, (_, looked) in seen.items():
+        file = f"{size(looked.size)}, ends {looked.ends[:12]}"
+        state = f"fingerprint {looked.fingerprint[:12]}" if all_fingerprints else file
+        states[host] = f"{count(looked.records, 'record')}, {state}"
+    where = next((path for path, _ in seen.values()), "")
     return odd_ones(states, f"{role} images ({where})", hint, ExitCode.DATA)
 
 
@@ -182,16 +180,13 @@ def odd_ones(values: Mapping[str, str], what: str, hint: str = "", code: int = 0
     groups = _groups(values)
     if len(groups) < 2:
         return []
-    (usual, most), (_, second) = groups[:2]
-    if len(most) == len(second):
+    (usual, most), *others = groups
+    if len(most) == len(others[0][1]):
         text = f"{what}: " + "; ".join(f"{value} on {names(hosts)}" for value, hosts in groups)
         return [Finding(hosts=tuple(values), text=text, hint=hint, code=code)]
-    return [
-        Finding(
-            hosts=tuple(hosts), text=f"{names(hosts)}: {what}: {value}; {usual} on {names(most)}", hint=hint, code=code
-        )
-        for value, hosts in groups[1:]
-    ]
+    norm = f"{usual} on {names(most)}"
+    texts = {tuple(hosts): f"{names(hosts)}: {what}: {value}; {norm}" for value, hosts in others}
+    return [Finding(hosts=hosts, text=text, hint=hint, code=code) for hosts, text in texts.items()]
 
 
 def _groups(values: Mapping[str, str]) -> list[tuple[str, list[str]]]:

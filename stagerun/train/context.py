@@ -111,9 +111,7 @@ class StageRun:
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSS_WINDOW))
     seconds: float = 0.0  # trained, over all process lives
     rollbacks: int | None = None  # in the stage so far, where this life has gone back; else the snapshot knows
-    choice: Mapping[str, str] = field(
-        default_factory=dict
-    )  # what `method: AUTO` chose; empty before, and of other methods
+    choice: Mapping[str, str] = field(default_factory=dict)  # what `method: AUTO` chose; empty before, and else
     weights: dict[str, dict[str, str]] = field(default_factory=dict)  # where each tensor came from; rank 0's
     weights_table: str = ""  # the same for people, where the stage starts
     drifted: bool = False  # the user knows that ranks which don't compute alike hold other states
@@ -123,9 +121,14 @@ class StageRun:
         return self.planned.stage
 
     @property
+    def begins_at(self) -> tuple[str, int]:
+        return self.stage.name, self.planned.iter
+
+    @property
     def last(self) -> int:
         """The iteration after which training stops: of a replay, where the record ends."""
-        return min(self.planned.last, self.planned.last if self.record_ends is None else self.record_ends)
+        ends = self.planned.last
+        return ends if self.record_ends is None else min(ends, self.record_ends)
 
     @property
     def is_piece(self) -> bool:

@@ -1,8 +1,7 @@
 """Images that are made on the nodes' own disks before training: copies of LMDBs in scratch, and LMDBs of folders of class folders.
 
-Every rank asks for them, in a thread; which rank of a node makes them is settled by locks on the node's disk, so it
-doesn't matter how ranks are numbered. The ranks meanwhile meet once a second: no one stays in a collective for as long as a
-copy takes, a request to stop reaches all, and rank 0 knows how far each node is.
+Every rank asks for them, in a thread; locks on the node's disk settle which rank of a node makes them. The ranks meanwhile meet once a
+second: a request to stop reaches all, and rank 0 knows how far each node is.
 
 Folders are imported into scratch by every node for itself. Into OUT/data rank 0's node comes first, and then the others look: what a
 shared file system shows them is there, and nodes with a disk of their own each import.
@@ -12,6 +11,8 @@ import enum
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from functools import partial
 
 import torch
 
@@ -39,6 +40,7 @@ _MOST_NODES_NAMED = 8
 
 Stop = Callable[[], bool]
 Watch = Callable[[Progress], None]
+Work = Callable[[Stop, Watch], None]
 
 
 class Status(enum.IntEnum):
@@ -54,7 +56,7 @@ class Status(enum.IntEnum):
 class Task(threading.Thread):
     """`work` in a thread, which asks whether to stop (CopyStopped then) and says how far it is."""
 
-    def __init__(self, work: Callable[[Stop, Watch], None]) -> None:
+    def __init__(self, work: Work) -> None:
         super().__init__(name="images", daemon=True)
         self.progress = Progress(0, 0, waiting=True)
         self._work, self._stop_asked, self._stopped_at = work, threading.Event(), 0.0
@@ -62,12 +64,9 @@ class Task(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._work(self._stop_asked.is_set, self._watch)
+            self._work(self._stop_asked.is_set, partial(setattr, self, "progress"))
         except BaseException as error:  # whatever it is, it belongs to the rank
             self._error = error
-
-    def _watch(self, progress: Progress) -> None:
-        self.progress = progress
 
     def stop(self) -> None:
         if not self._stop_asked.is_set():
@@ -88,21 +87,21 @@ class Task(threading.Thread):
             raise self._error
 
     def close(self) -> None:
+        """Stop, and wait for the end no longer than `_PATIENCE_S` from the request on."""
         self.stop()
-        if self.ident is not None:
-            self.join(_PATIENCE_S)
+        self.join(max(0.0, self._stopped_at + _PATIENCE_S - time.monotonic()))
 
 
-def meet(task: Task, comm: Comm, stop: Stop, what: str, show: Callable[[int], str]) -> Generator[Note, None, bool]:
-    """Run the task until every rank's has ended. Collective. True if it was a request to stop; one rank's error, or request, ends all.
+def meet(work: Work, comm: Comm, stop: Stop, what: str, show: Callable[[int], str]) -> Generator[Note, None, bool]:
+    """Do the work in a thread until every rank's has ended. Collective. True if it was a request to stop; one rank's error, or request, ends all.
 
     The notes say how far the slowest node is with `what`, in numbers as `show` writes them.
     """
     began, hosts = time.monotonic(), hosts_of(comm)
     next_note, pause, seen = _FIRST_NOTE_S, 0.02, -1
     before: dict[int, int] = {}  # done when a rank was first heard of: by an earlier process
-    task.start()
-    with comm.pulse.section(Section.COPY):
+    with comm.pulse.section(Section.COPY), closing(Task(work)) as task:
+        task.start()
         while True:
             task.join(pause)
             pause, progress, status = min(_MEET_EVERY_S, 2 * pause), task.progress, task.status()
@@ -167,47 +166,38 @@ class Copying:
         assert data.scratch is not None
         self._data, self._scratch, self._sources = data, data.scratch, sources
         self._originals: list[Original] = []
-        self._task: Task | None = None
         self._copies: list[Copy] = []
-        self._removed: list[Found] = []
         self._records: list[SwitchingRecords] = []
         self._said: set[tuple[str, str]] = set()  # (host, text) of what was reported
 
     def first(self, comm: Comm, stop: Stop) -> Generator[Note, None, bool]:
         """Have every node's copies made; True if asked to stop meanwhile. Collective. DataError, StorageError, PermissionDenied."""
         self._originals = everyone(comm, lambda: [look(source.path) for source in self._sources])
-        self._task = Task(self._copy)
-        if (yield from meet(self._task, comm, stop, f"copying the images to {self._scratch}", size)):
+        removed = list[Found]()
+
+        def copy(stop: Stop, watch: Watch) -> None:
+            reserve, note = self._data.scratch_reserve, removed.append
+            self._copies = stage(self._originals, self._scratch, reserve, stop=stop, watch=watch, removed=note)
+
+        if (yield from meet(copy, comm, stop, f"copying the images to {self._scratch}", size)):
             return True
         yield from self._result(comm)
+        told = [f"removed {old.folder}, to make room: a copy of {old.manifest.source}" for old in removed]
+        yield from _notes(_heard(comm, told))
         self._require_same(comm)
         return False
 
-    def _copy(self, stop: Stop, watch: Watch) -> None:
-        self._copies = stage(
-            self._originals,
-            self._scratch,
-            self._data.scratch_reserve,
-            stop=stop,
-            watch=watch,
-            removed=self._removed.append,
-        )
-
     def _result(self, comm: Comm) -> Iterator[Note]:
-        copied, seconds = (sum(getattr(copy, what) for copy in self._copies) for what in ("bytes", "seconds"))
+        seconds, copied = sum(copy.seconds for copy in self._copies), sum(copy.bytes for copy in self._copies)
         ranks = gather_json(comm, [host_name(), seconds, copied])
         # Of a node's ranks one has copied.
         host, seconds, copied = max(ranks, key=lambda rank: rank[1] if rank[2] else -1)
+        text = f"the images are in {self._scratch}"
         if copied:
-            rate = f", {size(copied / seconds)}/s" if seconds else ""
-            where = f", slowest {host}" if len({rank[0] for rank in ranks}) > 1 else ""
-            yield Note(
-                text=f"the images were copied to {self._scratch}: {size(copied)} in {duration(seconds)}{rate}{where}"
-            )
-        else:
-            yield Note(text=f"the images are in {self._scratch}")
-        removed = [f"removed {old.folder}, to make room: a copy of {old.manifest.source}" for old in self._removed]
-        yield from _notes(_heard(comm, removed))
+            text = f"the images were copied to {self._scratch}: {size(copied)} in {duration(seconds)}"
+            text += f", {size(copied / seconds)}/s" if seconds else ""
+            text += f", slowest {host}" if len({rank[0] for rank in ranks}) > 1 else ""
+        yield Note(text=text)
 
     def _require_same(self, comm: Comm) -> None:
         """DataError on all ranks where nodes have copies of one state of an LMDB that differ: some would train on other images."""
@@ -222,10 +212,8 @@ class Copying:
                 if len(alike) > 1:
                     groups = sorted(alike.values(), key=lambda hosts: (len(hosts), hosts))
                     nodes = " and on ".join(listed(hosts, _MOST_NODES_NAMED) for hosts in groups)
-                    raise DataError(
-                        f"{original.path}: its copies on {nodes} have different bytes",
-                        "remove its copies from scratch there, then run again",
-                    )
+                    text = f"{original.path}: its copies on {nodes} have different bytes"
+                    raise DataError(text, "remove its copies from scratch there, then run again")
 
         everyone(comm, same)
 
@@ -251,9 +239,7 @@ class Copying:
         yield from _notes(new, warning=True)
 
     def close(self) -> None:
-        """Stops what is still being copied, which the next run goes on with, and lets go of the copies."""
-        if self._task is not None:
-            self._task.close()
+        """Lets go of the copies."""
         for copy in self._copies:
             copy.close()
 
@@ -263,7 +249,6 @@ class Importing:
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        self._tasks: list[Task] = []
         self._imported: list[Imported] = []
         self.done = self.any = False  # any: some rank's node has folders
 
@@ -310,8 +295,7 @@ class Importing:
                 self._imported.append(imported[-1])
                 before += imports[folder].images
 
-        self._tasks.append(Task(work))
-        if (yield from meet(self._tasks[-1], comm, stop, "importing the images", str)):
+        if (yield from meet(work, comm, stop, "importing the images", str)):
             return True
         heard = _heard(comm, [text for one in imported for text in one.said])
         yield from _notes(heard, named=len(set(hosts_of(comm))) > 1)
@@ -320,20 +304,17 @@ class Importing:
     def remove_others(self, comm: Comm, first: bool) -> None:
         """Removes earlier states of the folders from OUT/data, in one process of each node (`first`), once all have opened theirs.
         Collective; for the run that has locked OUT. StorageError, PermissionDenied."""
-        if not self.any or self._schedule.data.scratch is not None:
-            return
-        imports = list(self._schedule.imports.values())
-        keep = [lmdb for lmdbs in gather_json(comm, [one.lmdb for one in imports]) for lmdb in lmdbs]
+        if self.any and self._schedule.data.scratch is None:
+            imports = list(self._schedule.imports.values())
+            keep = [lmdb for lmdbs in gather_json(comm, [one.lmdb for one in imports]) for lmdb in lmdbs]
 
-        def remove() -> None:
-            for one in imports if first else ():
-                remove_others(one, keep)
+            def remove() -> None:
+                for one in imports if first else ():
+                    remove_others(one, keep)
 
-        everyone(comm, remove)
+            everyone(comm, remove)
 
     def close(self) -> None:
-        """Stops what is still being imported, and lets go of the LMDBs."""
-        for task in self._tasks:
-            task.close()
+        """Lets go of the LMDBs."""
         for one in self._imported:
             one.close()

@@ -1,6 +1,5 @@
 """The evaluation of an ensemble on one rank: one pass over the images by the networks of its members, and the result."""
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -13,7 +12,7 @@ from stagerun.engine.update import explained
 from stagerun.language.nets import ignored_in
 from stagerun.plan.counting import tested_set
 from stagerun.plan.ensembles import made_from
-from stagerun.store.events import ensemble_of
+from stagerun.system.typed import read_as
 from stagerun.train.agreement import rank0
 from stagerun.train.averaging import average_of, keep
 from stagerun.train.finish import finite
@@ -49,7 +48,7 @@ def test_ensemble(run: EnsembleRun) -> Iterator[Event]:
     if ensemble.rule.averages:
         rank0(run.worker.comm, lambda: keep(run, members[0].model))  # before its result
     result = rank0(run.worker.comm, lambda: _result(run, found, before, time.monotonic() - began))
-    yield ensemble_of(json.dumps(result).encode())
+    yield read_as(EnsembleTested, result)
 
 
 def _score(run: EnsembleRun, members: Sequence[Classifier], size: int) -> Score:

@@ -23,19 +23,15 @@ Environment = Callable[[Stage], Mapping[str, str]]
 
 def other_machines(comm: Comm, device: torch.device) -> str:
     """Describe what other ranks compute with, if it differs from rank 0; '' if all are alike. Collective."""
-    mine = _machine(device, comm.size, "")
-    found = gather_json(comm, mine)
+    first, *others = gather_json(comm, _machine(device, comm.size, ""))
     ranks: dict[str, list[str]] = {}
-    for rank, other in enumerate(found):
-        names = sorted(name for name in other.keys() | found[0].keys() if other.get(name) != found[0].get(name))
-        said = {name: other.get(name, "none") for name in names}
+    for rank, other in enumerate(others, 1):
+        said = {n: other.get(n, "none") for n in sorted(other.keys() | first.keys()) if other.get(n) != first.get(n)}
         if "processor flags" in said:
-            said["processor flags"] = flags_apart(found[0].get("processor flags", ""), said["processor flags"])
+            said["processor flags"] = flags_apart(first.get("processor flags", ""), said["processor flags"])
         if said:
             ranks.setdefault(", ".join(f"{name} {text}" for name, text in said.items()), []).append(str(rank))
-    return "; ".join(
-        f"{'ranks' if len(these) > 1 else 'rank'} {' '.join(these)}: {text}" for text, these in ranks.items()
-    )
+    return "; ".join(f"rank{'s' if len(who) > 1 else ''} {' '.join(who)}: {text}" for text, who in ranks.items())
 
 
 def _machine(device: torch.device, workers: int, reducer: str) -> dict[str, str]:

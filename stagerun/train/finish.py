@@ -1,6 +1,5 @@
 """The end of a stage: its evaluation, and its line of the table of results."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -13,8 +12,8 @@ from stagerun.engine.state import TrainState
 from stagerun.plan.counting import tested_on, tested_set
 from stagerun.plan.described import augmentation
 from stagerun.schedule import make_knobs
-from stagerun.store.events import result_of
 from stagerun.system.pulse import Section
+from stagerun.system.typed import read_as
 from stagerun.train.agreement import rank0
 from stagerun.train.context import StageRun
 from stagerun.train.hooks import SetScore
@@ -49,21 +48,22 @@ def finish_stage(run: StageRun, state: TrainState, snapshot: str) -> Iterator[Ev
         return asdict(result)
 
     with run.worker.comm.pulse.section(Section.SAVE):
-        result = result_of(json.dumps(rank0(run.worker.comm, written)).encode())
+        result = read_as(StageFinished, rank0(run.worker.comm, written))
     yield result
 
 
 def _result(run: StageRun, state: TrainState, scores: Sequence[SetScore], snapshot: str) -> StageFinished:
     """The line of the table."""
     stage, solver = run.stage, run.stage.solver
+    iterations = state.iter - stage.begins
     first, last = make_knobs(solver)(stage.begins), make_knobs(solver)(state.iter - 1, state.plateau.drops)
     score = scores[0].score if scores else None
-    averaged = len(scores) > 1 and scores[1].ema
-    ema = scores[1].score if averaged else None
+    ema = scores[1].score if len(scores) > 1 and scores[1].ema else None
+    others = scores[1 if ema is None else 2 :]
     return StageFinished(
         stage=stage.name,
         iterations=state.iter,
-        epochs=epochs(state.iter - stage.begins, stage.data.train.images, solver.batch_size),
+        epochs=epochs(iterations, stage.data.train.images, solver.batch_size),
         first_lr=first.lr,
         last_lr=last.lr,
         weight_decay=first.weight_decay,
@@ -76,16 +76,13 @@ def _result(run: StageRun, state: TrainState, scores: Sequence[SetScore], snapsh
         ema_top5=ema.top5 if ema else None,
         ema_test_loss=finite(ema.loss) if ema else None,
         train_seconds=run.seconds,
-        images_per_second=(state.iter - stage.begins) * solver.batch_size / run.seconds if run.seconds else 0.0,
+        images_per_second=iterations * solver.batch_size / run.seconds if run.seconds else 0.0,
         snapshot=snapshot,
         tested_on=tested_on(stage),
         tested_set=tested_set(run.worker.schedule, stage),
         skips=state.skips_in_all,
         rollbacks=state.rollbacks,
-        beside=tuple(
-            (one.val, one.score.top1, one.score.top5, finite(one.score.loss), one.ema)
-            for one in scores[2 if averaged else 1 :]
-        ),
+        beside=tuple((one.val, one.score.top1, one.score.top5, finite(one.score.loss), one.ema) for one in others),
         mean_ap=score.mean_ap if score else None,
         class_ap=score.class_ap if score else (),
     )

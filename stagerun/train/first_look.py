@@ -1,21 +1,27 @@
 """What `run` looks at before workers start: most that can go wrong is found here, in the first second and without torch."""
 
+from dataclasses import replace
 from pathlib import Path
 
+from stagerun import store
 from stagerun.base.errors import ExitCode, Problems, RecipeError, StagerunError, UsageError
 from stagerun.base.recipe import Schedule
 from stagerun.base.wings import wing
 from stagerun.data.weights import find, looked_at
 from stagerun.language import require_folders
-from stagerun.plan import Plan
+from stagerun.plan import Plan, make_plan, require_fresh
+from stagerun.plan.plan import choice
 from stagerun.plan.planned import needed
 from stagerun.plan.workers import check_workers
 from stagerun.system import signals
 from stagerun.train import results
 from stagerun.train.first_words import say_done, say_idle_redo, say_plan
+from stagerun.train.keeper import Selection
 from stagerun.train.options import RunOptions
-from stagerun.train.output import DISK
-from stagerun.train.whole_plan import whole_plan
+
+DISK = store.LocalDisk()
+# Larger snapshots are looked at by the worker alone, which knows how large the network makes them: a forged one may claim any size.
+_LOOKED_AT_BYTES = 16 * 10**9
 
 
 def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode | None:
@@ -31,7 +37,7 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
             )
         recorded(Path(options.replay), schedule, out)
     require_folders(schedule)
-    plan, found = whole_plan(schedule, out, options)
+    plan, found = whole_plan(schedule, out, options.selection)
     say_idle_redo(plan, options)
     if results.nothing_to_do(plan, out):
         say_done(plan, out, options)
@@ -60,3 +66,24 @@ def require_weights(plan: Plan) -> None:
                 problems.add(place or one.stage.span, error.message, error.hint)
     if problems:
         raise RecipeError(problems.all())
+
+
+def whole_plan(schedule: Schedule, out: Path, asked: Selection) -> tuple[Plan, store.Inventory]:
+    """The plan of a run before it holds its folder, and the snapshots it was made of: without those that read back otherwise than they were
+    written. The folder can be written then, and no lock says that it is held; a run on another host, of which only a lease is seen, is
+    waited for by the worker."""
+    choice(schedule, *asked)  # a mistake in a name comes before a folder that is held
+    store.prepare(DISK, out)
+    with store.Lock(out):
+        found = store.inventory(DISK, out)
+        plan = make_plan(schedule, found, *asked)
+        while harmed := [
+            ref
+            for ref in results.relied_on(plan)
+            if ref.bytes <= _LOOKED_AT_BYTES and store.is_harmed(DISK, out, ref.name)
+        ]:
+            whole = tuple(ref for ref in found.snapshots if ref not in harmed)
+            found = replace(found, snapshots=whole, damaged=(*found.damaged, *(ref.name for ref in harmed)))
+            plan = make_plan(schedule, found, *asked)
+    require_fresh(plan)
+    return plan, found

@@ -1,21 +1,20 @@
-"""How fast a schedule goes here, for `plan`: as the user says, as the last run went, or as it was rehearsed."""
+"""How fast a schedule goes here: as the user says, as the last run went, or as it was rehearsed."""
 
 import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from stagerun.base.errors import StagerunError, UsageError
+from stagerun.base.errors import StagerunError
 from stagerun.base.events import StageFinished
 from stagerun.base.pace import pace
 from stagerun.base.recipe import Schedule
 from stagerun.base.text import count, size
 from stagerun.logs.log_file import LOG, Life, read_last_life
 from stagerun.plan import Plan
-from stagerun.plan.budget import budget, render_budget
-from stagerun.plan.ensembles import ensembles_left, ensembles_record, ensembles_text
+from stagerun.plan.ensembles import ensembles_left
 from stagerun.plan.estimate import Figures, doubts, speeds_of
 from stagerun.plan.hours import (
     Hours,
@@ -23,49 +22,14 @@ from stagerun.plan.hours import (
     Spent,
     at_images_per_second,
     hours_of_run,
-    hours_record,
     left_at,
     measured,
     not_known,
-    render_hours,
 )
 from stagerun.system.lmdb_file import data_file
 from stagerun.train.results import planned_ensembles, read_figures, results
 
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """What `plan` shows beside the stages: ensembles, hours, where an allocation ends; as blocks of text and as members of JSON."""
-
-    blocks: tuple[str, ...]
-    record: dict[str, object]
-
-
 _EVERY_S = 10.0
-HINT = "give --images-per-second N, `stagerun rehearse` it here, or wait until a stage is trained"
-
-
-def beside(plan: Plan, out: Path, images_per_second: float | None, allocation: float | None) -> Beside:
-    """With the given speed, in images per second of the whole job, or else the one measured here; `allocation` in seconds. UsageError for
-    an allocation where no speed is known; StorageError, PermissionDenied for a log that can't be read."""
-    hours = find_hours(plan, out, images_per_second)
-    ensembles = planned_ensembles(plan, out)
-    together = ensembles_left(plan.schedule, ensembles, hours.speeds) if hours else {}
-    blocks = [ensembles_text(ensembles)]
-    record: dict[str, object] = {"ensembles": ensembles_record(ensembles)}
-    if hours:
-        blocks.append(render_hours(plan, hours, together))
-        record["time"] = hours_record(plan, hours, together)
-    if allocation is not None:
-        if hours is None:
-            raise UsageError("--budget needs to know how fast training is, and nothing was measured here", HINT)
-        if unknown := [planned.label for planned in plan.work if planned.stage.name not in hours.speeds]:
-            raise UsageError(f"--budget: stage {', '.join(unknown)} {hours.unknown}", HINT)
-        seconds = sum(time.total for time in together.values() if time is not None)
-        ends = budget(plan, hours, allocation, seconds)
-        blocks.append(render_budget(ends))
-        record["budget"] = asdict(ends)
-    return Beside(tuple(blocks), record)
 
 
 class TimeLeft:
@@ -113,13 +77,12 @@ def find_hours(plan: Plan, out: Path, images_per_second: float | None) -> Hours 
 def _at(schedule: Schedule, rate: float, figures: Figures | None, run: Measured | None) -> Hours:
     """At that speed; what doesn't go with it as it was measured here. Of a rehearsal, snapshots alone: its starts are those
     of the machine that it was on, with a first iteration in them."""
+    known: dict[str, float | None] = {}
     if run is not None and run.blocked is not None:
-        return at_images_per_second(
-            schedule, rate, blocked=run.blocked, written=run.written, start=run.start, opening=run.opening
-        )
-    if figures is not None:
-        return at_images_per_second(schedule, rate, blocked=figures.blocked_seconds, written=figures.snapshot_seconds)
-    return at_images_per_second(schedule, rate)
+        known = {name: getattr(run, name) for name in ("blocked", "written", "start", "opening")}
+    elif figures is not None:
+        known = {"blocked": figures.blocked_seconds, "written": figures.snapshot_seconds}
+    return at_images_per_second(schedule, rate, **known)
 
 
 def _speeds(plan: Plan, out: Path, life: Life) -> dict[str, float]:
@@ -140,11 +103,9 @@ def _is_newer(life: Life, figures: Figures) -> bool:
 
 def _rehearsed(plan: Plan, figures: Figures) -> Hours:
     synthetic = ", synthetic images" if figures.synthetic else ""
+    machine = f"{figures.date} on {figures.host} ({figures.device}{synthetic})"
     return Hours(
-        source=(
-            f"with {count(figures.workers, 'worker')}, as rehearsed on {figures.date} on {figures.host} "
-            f"({figures.device}{synthetic})"
-        ),
+        source=f"with {count(figures.workers, 'worker')}, as rehearsed on {machine}",
         speeds=speeds_of(plan.schedule, figures, figures.workers),
         left_out=not_known(plan.schedule, 0.0, 0.0, 0.0, None),
         notes=tuple(f"a rough estimate: {doubt}" for doubt in doubts(plan, figures)),

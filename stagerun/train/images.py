@@ -1,7 +1,6 @@
 """The images of a schedule as this rank reads them."""
 
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,16 +13,12 @@ from stagerun.data.pictures import Decoded, make_memory
 from stagerun.data.preflight import opened, require_usable
 from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import Records
-from stagerun.engine.augment import make_augment
+from stagerun.engine import augment, feed, images
 from stagerun.language.nets import ignored_in
 from stagerun.system.world import World
 from stagerun.train.agreement import everyone
 from stagerun.train.copying import Copying, Importing
-from stagerun.train.labels import Table, with_labels
-
-if TYPE_CHECKING:
-    from stagerun.engine.feed import Resident
-    from stagerun.engine.images import Batch
+from stagerun.train.labels import label_table, with_labels
 
 _CPU = torch.device("cpu")
 _MOST_THREADS = 8
@@ -43,11 +38,12 @@ def evaluated(stage: Stage, batches: int, test_iter: int | None) -> list[int]:
     return evenly(batches, test_iter) if stage.solver.test_transform.rectangular else list(range(test_iter))
 
 
-_Key = tuple[str, bool]
+_Key = tuple[
+    str, bool
+]  # the set, and whether numbers of records stand for labels: stages that share it take the same images
 
 
 def memory_key(stage: Stage) -> _Key:
-    """What two stages have in common that take the same images from memory: the set, and whether numbers of records stand for labels."""
     return stage.data.train.path, stage.data.train.labels is not None
 
 
@@ -66,8 +62,8 @@ class Images:
         # Of the training set that a stage asked for last: others make room.
         self._memory: tuple[_Key | None, Decoded | None] = (None, None)
         # Filled by train.resident.
-        self.resident: tuple[tuple[_Key, int, int | None] | None, Resident | None] = (None, None)
-        self._tables: dict[tuple[str, str | None, int], Table] = {}  # by images, file and number of classes
+        self.resident: tuple[tuple[_Key, int, int | None] | None, feed.Resident | None] = (None, None)
+        self._tables: dict[tuple[str, str | None, int], torch.Tensor] = {}  # by images, file and number of classes
         self._python: dict[str, PythonTransform] = {}
         self.looked_at = False  # open, and found usable
 
@@ -108,7 +104,7 @@ class Images:
             yield from self._copying.news(comm, all_nodes)
 
     def close(self) -> None:
-        """Ends what is still being copied, and lets go of the copies."""
+        """Lets go of the copies."""
         self._importing.close()
         if self._copying is not None:
             self._copying.close()
@@ -125,7 +121,7 @@ class Images:
             stage,
             options=LoaderOptions(threads=self._threads, memory=self.memory(stage)),
             python=self._python_transform(stage),
-            augment=make_augment(stage.solver.transform),
+            augment=augment.make_augment(stage.solver.transform),
             start=start,
         )
 
@@ -157,7 +153,7 @@ class Images:
         """The images of one of the stage's validation sets, each once."""
         return evaluation_loader(self._records[val.path], stage, threads=self._threads, numbered=val.labels is not None)
 
-    def labelled(self, batches: "Iterator[Batch]", stage: Stage, source: Source) -> "Iterator[Batch]":
+    def labelled(self, batches: Iterator[images.Batch], stage: Stage, source: Source) -> Iterator[images.Batch]:
         """The stage's batches of one of its sets; where images have several labels, with these in place of the numbers of records."""
         if source.labels is None:
             return batches
@@ -171,5 +167,5 @@ class Images:
             for source in (stage.data.train, *stage.data.val) if stage.enabled else ():
                 key = source.path, source.labels_path, stage.model.num_classes
                 if source.labels is not None and key not in self._tables:
-                    self._tables[key] = Table(self._records[source.path], source, key[2], self._device, comm)
+                    self._tables[key] = label_table(self._records[source.path], source, key[2], self._device, comm)
         self.looked_at = True

@@ -12,8 +12,7 @@ from stagerun.base.text import count
 from stagerun.comm import PATIENT, TIMEOUT, Comm, SoloComm, TorchComm, gather_json
 from stagerun.engine.device import choose_device
 from stagerun.language import load
-from stagerun.launch import StopRequest
-from stagerun.launch.stopping import aside
+from stagerun.launch.stopping import StopRequest, aside
 from stagerun.launch.watch.worker import Monitored
 from stagerun.plan.workers import check_workers
 from stagerun.system import numa
@@ -102,7 +101,7 @@ def place(world: World, comm: Comm, watch: Monitored | None = None) -> Note:
             raise UsageError(f"--bind numa: {error.strerror}", "take --bind none") from error
         return f"{count(len(cpus), 'CPU')} of NUMA node {node}"
 
-    places = gather_json(comm, everyone(comm, bind))
+    places = [f"rank {rank} to {where}" for rank, where in enumerate(gather_json(comm, everyone(comm, bind)))]
     if len(places) > _FEW:
-        return Note(text=f"bound to cores: {count(len(places), 'worker')}, rank 0 to {places[0]}")
-    return Note(text="bound to cores: " + "; ".join(f"rank {rank} to {where}" for rank, where in enumerate(places)))
+        return Note(text=f"bound to cores: {count(len(places), 'worker')}, {places[0]}")
+    return Note(text="bound to cores: " + "; ".join(places))

@@ -79,41 +79,35 @@ class Keeper:
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.schedule, self.out, self.selection = schedule, out, selection
+        self.retry, self.say, self.stop = retry, say, stop
         self.attempt = 1
         self.harmed: list[str] = []  # snapshots that were set aside when this process life began
-        self._whole = False  # what the plan relies on was read back
         self.began_empty = False  # no snapshot was there when this process life began
         self.serial = 0  # of the newest snapshot that this process life has written, or tried to
-        self.retry, self.say, self.stop = retry, say, stop
+        self.evaluated: set[str] = set()  # names of snapshots whose evaluation is there and counts
         self._lock: store.Lock | None = None
         self._lease: store.Lease | None = None
-        # Names of the snapshots whose bytes were read back from the disk in this process life, and were those written.
-        self._verified: set[str] = set()
+        self._verified: set[str] = set()  # names of snapshots that read back in this life as they were written
         # What this process life has seen of the folder, which it holds: no manifest is read twice, and no result. `forget` ends that.
         self._seen: dict[str, SnapshotRef] = {}
-        self.evaluated: set[str] = set()  # names of snapshots whose evaluation is there and counts
         self._forgotten = False
+        self._whole = False  # what the plan relies on was read back
         self._planner: Planner | None = None
-        self._texts: tuple[Schedule, dict[str, bytes]] | None = None  # the recipe's files, of this schedule
-        # By a snapshot's name, the stage that the newest plan has it for, where it was trained under another name.
-        self._names: dict[str, str] = {}
+        self._recipe: dict[str, bytes] = {}  # a snapshot's files of the schedule
+        self._names: dict[str, str] = {}  # by snapshot its stage's present name, where it was trained under another
 
     def open(self) -> None:
-        """Looks at the LMDBs (`Schedule.sets`), makes the folder, proves that it can be written, takes it if no one else holds it, and clears
-        away what a killed run left half done.
-
-        PermissionDenied, StorageError, FolderInUseError; ResumeRefused after a few lives that got nowhere; an error with the code
-        of a stop.
-        """
+        """Look at the images, make the folder, prove that it can be written, take it if no one else holds it, and clear away what a killed
+        run left half done. PermissionDenied, StorageError, FolderInUseError; ResumeRefused after a few lives that got nowhere; an error
+        with the code of a stop."""
         self.look_at_images()
         store.prepare(self.disk, self.out)
         with reporting("look at the output folder", self.out):
             if others := who_else_writes(self.out):
                 self.say(f"warning: {self.out}: {others}, who could change what this run trains from; `chmod o-w` it")
-        self._lock = store.Lock(self.out, optional=True)
+        self._lock = store.Lock(self.out)
         self._lock.acquire()
-        # Beats come when they come: on a disk of their own they don't shift the calls of one that is to fail at a certain call.
-        lease = store.Lease(self.disk, self.out, beats=store.LocalDisk())
+        lease = store.Lease(self.disk, self.out)
         lease.wait(self._lock.held, self.say, self.stop)
         found = self._look()
         self.began_empty = not found.snapshots and not found.damaged
@@ -127,12 +121,10 @@ class Keeper:
 
     def _was_harmed(self, ref: SnapshotRef) -> bool:
         """Whether a snapshot read back otherwise than it was written; it is set aside then."""
-        from stagerun.train.snapshot_sizes import most_bytes  # needs torch, which nobody who only imports this does
-
-        most = most_bytes(self.schedule.stage(ref.stage).model)  # one of 100 GB is refused before its bytes are read
-        if self.read(ref, most) is not None:
-            if not store.is_harmed(self.disk, self.out, ref.name):
-                return False
+        whole = self.read(ref) is not None
+        if whole and not store.is_harmed(self.disk, self.out, ref.name):
+            return False
+        if whole:
             self.set_aside(ref)
         self.harmed.append(ref.name)
         return True
@@ -197,18 +189,20 @@ class Keeper:
 
     def _made(self, found: store.Inventory) -> Plan:
         if self._planner is None or self._planner.schedule is not self.schedule:
-            self._planner = Planner(self.schedule, *self.selection)
+            self._planner, self._recipe = Planner(self.schedule, *self.selection), {}
         return self._planner.plan(found)
 
     def read(self, ref: SnapshotRef, most: Mapping[str, int] | None = None) -> dict[str, bytes] | None:
         """The verified files of a snapshot, or None: it was damaged, and is set aside now. So is one with a file larger than
-        `most` allows (`store.read`), and one whose state no run writes: someone else has signed that.
+        `most` allows (`store.read`), by default what its network can take, and one whose state no run writes: someone else has signed that.
 
         After an I/O error once more, when another snapshot of the stage could be read: then it was not the disk that was away. Else
         StorageError: the disk must be mended. ResumeRefused for one that is too large because it is of another network.
         """
-        tries = 2
-        while tries:
+        from stagerun.train.snapshot_sizes import most_bytes  # needs torch, which nobody who only imports this does
+
+        most = most or most_bytes(self.schedule.stage(ref.stage).model)
+        for again in (True, False):
             try:
                 files = store.read(self.disk, self.out, ref, most)
                 progress_of(files)
@@ -217,8 +211,9 @@ class Keeper:
                 self._require_same_network(ref, error)
                 break
             except store.Damaged as error:
-                tries = tries - 1 if error.disk_fails else 0
-                if tries and not self._another_is_well(ref.stage, ref.name):
+                if not error.disk_fails:
+                    break
+                if again and not self._another_is_well(ref.stage, ref.name):
                     raise store.only_one(error) from error
             except (ValueError, KeyError):
                 break
@@ -226,7 +221,7 @@ class Keeper:
         return None
 
     def is_harmed(self, stage: str, name: str) -> bool:
-        """Whether a snapshot of the stage that counts as damaged is: where the disk fails at it, only if it doesn't at another one."""
+        """Whether a snapshot that counts as damaged is: where the disk fails at it, only if it doesn't at another one of the stage."""
         try:
             store.inspect(self.disk, self.out, name)
         except store.Damaged as error:
@@ -269,7 +264,7 @@ class Keeper:
                 began_empty=self.began_empty,
                 ended=progress.best is not None and progress.best.ended,
             ),
-            files={**files, STATE: json.dumps(progress.record()).encode(), **self._recipe()},
+            files={**files, STATE: json.dumps(progress.record()).encode(), **self._recipe_files()},
             # ARRIVALS says how it came about; nothing that follows depends on it.
             content=tuple(name for name in files if name != ARRIVALS),
             require_held=self.require_held,
@@ -294,21 +289,20 @@ class Keeper:
             self.disk,
             root,
             store.Metadata(place=place, parent="", identity=stage.identity, environment=environment),
-            files={WEIGHTS: weights, **self._recipe()},
+            files={WEIGHTS: weights, **self._recipe_files()},
             content=(WEIGHTS,),
             require_held=self.require_held,
         )
         for ref in old.snapshots:
             if ref.name != made:
-                store.drop(self.disk, root, ref)
+                store.discard(self.disk, root, ref.name)
 
-    def _recipe(self) -> dict[str, bytes]:
-        if self._texts is None or self._texts[0] is not self.schedule:
-            texts = {RECIPE: canonical(self.schedule).encode()}
+    def _recipe_files(self) -> dict[str, bytes]:
+        if not self._recipe:
+            self._recipe = {RECIPE: canonical(self.schedule).encode()}
             if code := dict(self.schedule.python.files):
-                texts[CODE] = json.dumps(code).encode()
-            self._texts = self.schedule, texts
-        return self._texts[1]
+                self._recipe[CODE] = json.dumps(code).encode()
+        return self._recipe
 
     def retain(self, newest: SnapshotRef, spared: frozenset[str] | None = None) -> None:
         """Drops what `newest` makes superfluous. `spared`: it is of a stretch that is trained once more, of which only the newest
@@ -320,6 +314,8 @@ class Keeper:
         Called from the writing thread after `commit`. StorageError, PermissionDenied, FolderInUseError; Damaged if `newest` does
         not read back as it was written: then it is set aside, and the older ones are all there.
         """
+        for ref in self.inventory().of(newest.stage):
+            self._seen.pop(ref.name, None)  # one that was harmed meanwhile takes no place, and lets no other go
         inventory = self.inventory()
         stage, own = self.schedule.stage(newest.stage), inventory.of(newest.stage)
         pinned = self._pinned(inventory, stage, finished=newest.ends(stage.solver.max_iter))
@@ -343,7 +339,7 @@ class Keeper:
             self._verified.add(newest.name)
         for old in drop:
             self.require_held()
-            store.drop(self.disk, self.out, old)
+            store.discard(self.disk, self.out, old.name)
 
     def set_aside(self, ref: SnapshotRef) -> None:
         self.require_held()

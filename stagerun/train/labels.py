@@ -24,21 +24,15 @@ from stagerun.train.agreement import everyone
 _RECORDS_A_BEAT = 64  # each may be a read from a slow file server
 
 
-class Table:
+def label_table(records: Records, source: Source, classes: int, device: torch.device, comm: Comm) -> Tensor:
     """uint8 [records, classes] on the device: 1 for the classes of a record. The loader gives each image the number of its record in
-    the place of a label."""
-
-    def __init__(self, records: Records, source: Source, classes: int, device: torch.device, comm: Comm) -> None:
-        """Collective. DataError if the file is not the one that `check` read, or lacks a record; or for what is wrong with float_data."""
-        if source.labels == FLOAT_DATA:
-            rows = _of_datums(records, classes, comm)
-        else:
-            rows = everyone(comm, lambda: _of_file(records, source, classes))
-        self.rows = torch.from_numpy(rows).to(device)
-
-    def __call__(self, numbers: np.ndarray | Tensor) -> Tensor:
-        """uint8 [N, classes] of int64 [N]."""
-        return self.rows[torch.as_tensor(numbers).to(self.rows.device)]
+    the place of a label. Collective. DataError if the file is not the one that `check` read, or lacks a record; or for what is wrong with
+    float_data."""
+    if source.labels == FLOAT_DATA:
+        rows = _of_datums(records, classes, comm)
+    else:
+        rows = everyone(comm, lambda: _of_file(records, source, classes))
+    return torch.from_numpy(rows).to(device)
 
 
 def _of_file(records: Records, source: Source, classes: int) -> NDArray[np.uint8]:
@@ -57,20 +51,14 @@ def _of_file(records: Records, source: Source, classes: int) -> NDArray[np.uint8
         if isinstance(line, WrongLine):  # of a stage with fewer classes than `check` has looked for
             raise DataError(f"{path}:{line.line}:{line.column}: {line.message}", line.hint)
         known[line[0]] = line[1]
+    keys = [records.key(i).decode(errors="replace") for i in range(len(records))]
+    if missing := [key for key in keys if key not in known]:
+        lacks = f"{count(len(missing), 'record')} of {records.name}; the first is `{printable(missing[0].encode())}`"
+        hint = "write a line for each record; one without classes is the key alone"
+        raise DataError(f"{path}: says nothing of {lacks}", hint)
     rows = np.zeros((len(records), classes), np.uint8)
-    missing: list[str] = []
-    for i in range(len(records)):
-        key = records.key(i).decode(errors="replace")
-        if key in known:
-            rows[i, list(known[key])] = 1
-        else:
-            missing.append(key)
-    if missing:
-        raise DataError(
-            f"{path}: says nothing of {count(len(missing), 'record')} of {records.name}; the first is "
-            f"`{printable(missing[0].encode())}`",
-            "write a line for each record; one without classes is the key alone",
-        )
+    for row, key in zip(rows, keys, strict=True):
+        row[list(known[key])] = 1
     return rows
 
 
@@ -112,7 +100,8 @@ def _of_datums(records: Records, classes: int, comm: Comm) -> NDArray[np.uint8]:
     return rows
 
 
-def with_labels(batches: Iterator[Batch], table: Table) -> Iterator[Batch]:
+def with_labels(batches: Iterator[Batch], table: Tensor) -> Iterator[Batch]:
     """The batches with the labels that their records have in the table."""
     for batch in batches:
-        yield DeviceBatch(batch.images, table(batch.labels), batch.positions, batch.cutout, batch.crop)
+        labels = table[torch.as_tensor(batch.labels).to(table.device)]
+        yield DeviceBatch(batch.images, labels, batch.positions, batch.cutout, batch.crop)

@@ -18,7 +18,6 @@ from stagerun.models import build
 from stagerun.train.agreement import hand_out, rank0
 from stagerun.train.context import Context
 from stagerun.train.progress import WEIGHTS
-from stagerun.train.snapshot_sizes import most_bytes
 from stagerun.train.stage_loop import normalise_for
 
 
@@ -67,17 +66,17 @@ class EnsembleRun:
         """A network with its trained weights, the same on every rank. Collective."""
         stage = self.stages[number]
         model = self.network(stage)
-        self.fill(model, lambda: (self.trained[number], self.weights(self.trained[number])))
-        return self.classifier(model, stage)
-
-    def fill(self, model: nn.Module, make: Callable[[], tuple[Trained, dict[str, Tensor]]]) -> None:
-        """Put weights that rank 0 makes, of that member's network, into the network of every rank. Collective."""
 
         def fill() -> None:
-            trained, weights = make()
+            trained = self.trained[number]
             with of_this_network(trained):
-                restore(dict(model.state_dict()), weights)
+                restore(dict(model.state_dict()), self.weights(trained))
 
+        self.share(model, fill)
+        return self.classifier(model, stage)
+
+    def share(self, model: nn.Module, fill: Callable[[], None]) -> None:
+        """Hand the weights that rank 0 fills the network with to the networks of all ranks. Collective."""
         rank0(self.worker.comm, fill)
         hand_out(self.worker.comm, model.state_dict().values())
 
@@ -86,16 +85,15 @@ class EnsembleRun:
         return Classifier(model, normalise, stage.solver.precision)
 
     def weights(self, trained: Trained) -> dict[str, Tensor]:
-        """Read when it is its turn, so that rank 0 holds those of one member at a time. ResumeRefused for one damaged since it was verified."""
+        """Read when it is its turn, so that rank 0 holds those of one member at a time. ResumeRefused for one damaged since it was verified;
+        ValueError."""
         keeper, ref = self.worker.keeper, trained.ref
         assert keeper is not None
-        files = keeper.read(ref, most_bytes(self.worker.schedule.stage(ref.stage).model))
+        files = keeper.read(ref)
         if files is None:
-            raise ResumeRefused(
-                f"snapshot {ref.name} was damaged meanwhile", "type the same command again: it is made anew"
-            )
-        with of_this_network(trained):
-            return decode(files.get(WEIGHTS, b""))
+            text = f"snapshot {ref.name} was damaged meanwhile"
+            raise ResumeRefused(text, "type the same command again: it is made anew")
+        return decode(files.get(WEIGHTS, b""))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import os
 import random
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -57,17 +58,16 @@ def look_at(run: "StageRun") -> tuple[str, ...]:
 def _look_at(run: "StageRun", model: Model, *, learns: bool) -> tuple[str, ...]:
     if not from_outside(model):
         return ()
-    worker, stage = run.worker, run.stage
-    count, code = min(_IMAGES, stage.solver.device_batch_size), code_in(model.name)
+    worker, stage, solver = run.worker, run.stage, run.stage.solver
+    count, code = min(_IMAGES, solver.device_batch_size), code_in(model.name)
     assert code is not None
 
     def tried() -> tuple[tuple[str, ...], Digests]:
-        batch = worker.images.loader(stage).batch(0, count)
-        shape = (count, model.channels, *batch.images.shape[1:3])
+        shape = (count, model.channels, *worker.images.loader(stage).batch(0, count).images.shape[1:3])
         sharers = worker.world.local_size if learns else 0
         try:
             with patiently(code, model.sources, worker.comm.rank):
-                return _tried(model, shape, worker.device, stage.solver.precision, stage.solver.channels_last, sharers)
+                return _tried(model, shape, worker.device, solver.precision, solver.channels_last, sharers)
         except UsageError as error:
             if learns:
                 raise
@@ -78,10 +78,8 @@ def _look_at(run: "StageRun", model: Model, *, learns: bool) -> tuple[str, ...]:
     def require_same() -> None:
         for rank, digests in enumerate(everybody):
             if names := _different(everybody[0], digests):
-                raise UsageError(
-                    f"`{model.name}` makes another network on rank {rank} than on rank 0: {names}",
-                    "it must not look at the rank, the host, the clock or the environment",
-                )
+                text = f"`{model.name}` makes another network on rank {rank} than on rank 0: {names}"
+                raise UsageError(text, "it must not look at the rank, the host, the clock or the environment")
 
     notes, mine = everyone(worker.comm, tried)
     everybody = gather_json(worker.comm, dict(mine))
@@ -152,23 +150,21 @@ def _require_memory(net: nn.Module, workers: int) -> None:
     held = sum(t.numel() * t.element_size() for t in [*net.parameters(), *net.buffers()])
     if (_COPIES - 1) * held * workers > (free := available_memory()):
         each = f" in each of {workers} workers" if workers > 1 else ""
-        raise refuse(
-            net,
-            f"the network has {size(held)}, of which training needs {_COPIES} times as much{each}, and {size(free)} are free here",
-            "make it smaller, or take a machine with more memory",
-        )
+        needs = f"of which training needs {_COPIES} times as much{each}, and {size(free)} are free here"
+        hint = "make it smaller, or take a machine with more memory"
+        raise refuse(net, f"the network has {size(held)}, {needs}", hint)
 
 
 def _pass(net: nn.Module, images: Tensor, classes: int, precision: Precision, *, learns: bool) -> list[str]:
     """Forward twice, backward, and forward in evaluation; without `learns` twice in evaluation. The parameters that no gradient reaches."""
     net.train(learns)
     before = {name: t.detach().clone() for name, t in _tensors(net).items()}
-    given, drawn, answers = images.clone(), [], []
+    given, answers = images.clone(), []
     for _ in range(2):
+        drawn = _drawn()
         seed(_SEED, images.device)
         with torch.set_grad_enabled(learns), autocast(precision, images.device):
             answers.append(require_logits(net, net(images), len(images), classes))
-        drawn.append(_drawn())
         if not torch.equal(images, given):
             hint = "write `x = x - 1` in place of `x -= 1`, and a first ReLU without `inplace=True`"
             raise refuse(net, "a forward pass changes the images that it is given", hint)
@@ -180,9 +176,9 @@ def _pass(net: nn.Module, images: Tensor, classes: int, precision: Precision, *,
             f"a forward pass changes {_names(moved)}, and only BatchNorm's statistics may change beside the update",
             "what changes in each pass would hang on the number of workers: compute it anew, or make it a parameter",
         )
-    if drawn[0] != drawn[1]:
+    if drawn != _drawn():
         raise refuse(net, "a forward pass draws from Python's `random` or from numpy", _SAME)
-    if not torch.equal(answers[0], answers[1]) and images.device.type == "cpu" and answers[0].isfinite().all():
+    if not torch.equal(*answers) and images.device.type == "cpu" and answers[0].isfinite().all():
         raise refuse(net, "the network answers otherwise the second time, with the same images and seed", _SAME)
     if not learns:
         return []
@@ -207,13 +203,11 @@ def _backward(net: nn.Module, logits: Tensor, images: Tensor, precision: Precisi
     try:
         F.cross_entropy(logits.float(), labels).backward()
     except RuntimeError as error:
-        with warnings.catch_warnings(record=True) as said:  # once more, for the line of the user's whose gradient fails
+        # Once more, for the line of the user's whose gradient fails.
+        with warnings.catch_warnings(record=True) as said, suppress(RuntimeError):
             warnings.simplefilter("always")
-            try:
-                with torch.autograd.set_detect_anomaly(True, check_nan=False), autocast(precision, images.device):
-                    F.cross_entropy(net(images).float(), labels).backward()
-            except RuntimeError:
-                pass
+            with torch.autograd.set_detect_anomaly(True, check_nan=False), autocast(precision, images.device):
+                F.cross_entropy(net(images).float(), labels).backward()
         place = line_in("".join(str(w.message) for w in said), net.__dict__["sources"])
         reason = str(error).splitlines()[0].split("; ")[0]
         hint = "write `x = x + 1` in place of `x += 1`, and ReLU without `inplace=True`" if "inplace" in reason else ""

@@ -4,7 +4,6 @@ The plan is made anew before each stage by the same pure function. So going on a
 starts.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +19,8 @@ from stagerun.train.context import Context, StageRun
 from stagerun.train.environment import promise, promise_of_ensemble, require_exact, require_same
 from stagerun.train.keeper import Keeper
 from stagerun.train.members import EnsembleRun, Trained
-from stagerun.train.rollback import set_aside
-from stagerun.train.snapshot_sizes import most_bytes, most_for
+from stagerun.train.rollback import was_set_aside
+from stagerun.train.snapshot_sizes import most_for
 
 Step = StageRun | EnsembleRun
 
@@ -60,13 +59,6 @@ def next_step(context: Context) -> tuple[Step | None, list[Note]]:
     return StageRun(context, planned, answer["number"], record_ends=answer["record_ends"]), []
 
 
-def begins_at(step: Step) -> tuple[str, int]:
-    """Stage and iteration at which a step begins: of an ensemble those of the member that is trained last."""
-    if isinstance(step, EnsembleRun):
-        return step.begins_at
-    return step.planned.stage.name, step.planned.iter
-
-
 def promised(context: Context, step: Step) -> Note | None:
     """What is said of the bits that come of a step, on rank 0."""
     if isinstance(step, EnsembleRun):
@@ -77,13 +69,12 @@ def promised(context: Context, step: Step) -> Note | None:
 
 def evaluated_again(context: Context, planned: PlannedStage) -> Note | None:
     """Why a stage that is done is evaluated again, where that is other images."""
-    keeper = context.keeper
+    keeper, stage = context.keeper, planned.stage
     result = results.read_result(keeper.out, planned.end) if keeper is not None and planned.end is not None else None
-    if result is None or not other_set(context.schedule, planned.stage, result.tested_set):
+    if result is None or not other_set(context.schedule, stage, result.tested_set):
         return None
-    now = tested_set(context.schedule, planned.stage)
-    text = f"{planned.stage.name} is evaluated again, on other validation images: {result.tested_set} -> {now}"
-    return Note(text=text, warning=True)
+    images = f"{result.tested_set} -> {tested_set(context.schedule, stage)}"
+    return Note(text=f"{stage.name} is evaluated again, on other validation images: {images}", warning=True)
 
 
 def _decide(context: Context, notes: list[Note]) -> Step | None:
@@ -98,12 +89,12 @@ def _decide(context: Context, notes: list[Note]) -> Step | None:
         plan = keeper.plan()
         require_same(plan, context.environment)
         if replay is not None:
-            compared = replay.compared(plan, lambda ref: keeper.read(ref, _most(keeper, ref)))
+            compared = replay.compared(plan, keeper.read)
             if compared is None:
                 continue
             notes += compared
         waiting = results.unfinished(plan, keeper.out, keeper.evaluated)
-        ready = [] if waiting else results.ready_ensembles(plan, keeper.out, keeper.evaluated)
+        ready = [] if waiting else results.ready_ensembles(plan, keeper.out)
         if ready:
             trained = _members(keeper, ready[0], notes)
             if trained is None:
@@ -133,7 +124,7 @@ def _read(context: Context, keeper: Keeper, planned: PlannedStage, notes: list[N
     def read(ref: SnapshotRef | None, start: bool = False) -> dict[str, bytes] | None:
         if ref is None:
             return None
-        files = keeper.read(ref, most_for(context.schedule, planned) if start else _most(keeper, ref))
+        files = keeper.read(ref, most_for(context.schedule, planned) if start else None)
         if files is None:
             damaged.append(ref)
         return files
@@ -143,13 +134,8 @@ def _read(context: Context, keeper: Keeper, planned: PlannedStage, notes: list[N
     if planned.state is State.FRESH:
         for ref in planned.averaged:
             read(ref)
-    notes += [set_aside(ref.name) for ref in damaged]
+    notes += [was_set_aside(ref.name) for ref in damaged]
     return None if damaged else StageRun(context, planned, files=files, teacher=teacher)
-
-
-def _most(keeper: Keeper, ref: SnapshotRef) -> Mapping[str, int]:
-    """How many bytes the files of a snapshot may have."""
-    return most_bytes(keeper.schedule.stage(ref.stage).model)
 
 
 def _members(keeper: Keeper, planned: PlannedEnsemble, notes: list[Note]) -> tuple[Trained, ...] | None:
@@ -157,11 +143,11 @@ def _members(keeper: Keeper, planned: PlannedEnsemble, notes: list[Note]) -> tup
     aside now, or its result is gone."""
     found = []
     for ref, (_, iter) in zip(planned.members, planned.ensemble.points, strict=True):
-        files = keeper.read(ref, _most(keeper, ref))
+        if keeper.read(ref) is None:
+            notes.append(was_set_aside(ref.name))
+            return None
         result = results.read_result(keeper.out, ref) if iter is None else None
-        if files is None:
-            notes.append(set_aside(ref.name))
-        if files is None or (iter is None and result is None):
+        if iter is None and result is None:
             return None
         found.append(Trained(ref, result))
     return tuple(found)

@@ -3,18 +3,21 @@
 import torch
 from torch import nn
 
-from stagerun.base.errors import ResumeRefused
+from stagerun.base.code import code_of
+from stagerun.base.errors import ResumeRefused, UsageError
+from stagerun.base.recipe import Loss as OwnLoss
 from stagerun.base.recipe import LossType, Model, Solver
 from stagerun.engine.codec import decode
 from stagerun.engine.device import dtype_of
-from stagerun.engine.losses import Loss, loss_of
+from stagerun.engine.losses import Loss, Own, loss_of, try_out
 from stagerun.engine.state import restore, to_channels_last
+from stagerun.language import arguments, consent
 from stagerun.language.nets import of_model
 from stagerun.models import build
 from stagerun.models.net import losses
+from stagerun.system.code import called, function_of, parameters_of
 from stagerun.train.agreement import everyone, hand_out, rank0
 from stagerun.train.context import StageRun
-from stagerun.train.own_loss import own_loss
 from stagerun.train.progress import WEIGHTS
 
 
@@ -55,7 +58,7 @@ def made_loss(model: Model, solver: Solver, device: torch.device, teacher: nn.Mo
     how = solver.loss
     own = None
     if how is not None and how.type is LossType.PYTHON:
-        own = own_loss(how, solver.label_smoothing, model.num_classes, device, dtype_of(solver.precision))
+        own = _own_loss(how, solver.label_smoothing, model.num_classes, device, dtype_of(solver.precision))
     if isinstance(teacher, Model):
         teacher = _network(teacher, solver, device)
     of_net = losses(of_model(model)) if model.net is not None else ()
@@ -68,3 +71,32 @@ def _network(model: Model, solver: Solver, device: torch.device) -> nn.Module:
     if solver.channels_last:
         to_channels_last(network)
     return network.eval()
+
+
+def _own_loss(how: OwnLoss, smoothing: float, classes: int, device: torch.device, dtype: torch.dtype) -> Own:
+    """Build the loss by the user's function, and try it on four made-up images. UsageError with the place in the user's file."""
+    consent.require_consent(how, "the loss of a snapshot")
+    assert how.function is not None and how.sources is not None
+    code, sources = code_of(how.function), how.sources
+    builder, named = function_of(code, sources), arguments.read(how.args)
+    names, others = parameters_of(builder)
+    if others or "num_classes" in names:
+        named["num_classes"] = classes
+    try:
+        function = called(code, sources, builder, **named)
+    except UsageError as error:
+        if "required positional argument" in error.message:
+            error.hint = (
+                f"`{code.function}` is called once, with `args` alone; it returns the function of (logits, targets)"
+            )
+        raise
+    if not callable(function):
+        hint = f"let `{code.function}` return a function of (logits, targets), or an nn.Module without parameters"
+        raise UsageError(f"`{code}` returns {function!r:.40}, which can't be called", hint)
+    if isinstance(function, nn.Module):
+        if any(True for _ in function.parameters()):
+            raise UsageError(f"the loss of `{code}` has parameters, which no one would train", "make them buffers")
+        function.to(device, dtype)
+    own = Own(smoothing, code, sources, function)
+    try_out(own, classes, device, dtype)
+    return own

@@ -52,17 +52,18 @@ def images_on_device(run: StageRun) -> Generator[Note, None, Resident | None]:
 
 def _fill(run: StageRun, free: int) -> Generator[Note, None, Resident | None]:
     """Read and decode every record once. None if they can't be kept; errors as of `images_on_device`."""
-    loader, cache = run.worker.images.whole_images(run.stage), run.stage.data.cache
+    worker, cache = run.worker, run.stage.data.cache
+    loader = worker.images.whole_images(run.stage)
     records = len(loader.records)
     asked = ((first, min(_AT_ONCE, records - first)) for first in range(0, records, _AT_ONCE))
     try:
         with loader.stream(asked) as batches:
             resident = read_all(
-                beating(batches, run.worker.comm.pulse),
+                beating(batches, worker.comm.pulse),
                 records,
-                run.worker.device,
+                worker.device,
                 lambda needed: room(cache, needed, free),
-                run.worker.stop,
+                worker.stop,
             )
     except DataError:
         if cache is Cache.DEVICE:

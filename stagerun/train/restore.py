@@ -6,18 +6,19 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from stagerun.base.errors import Problems, RecipeError, ResumeRefused
+from stagerun.base.errors import ResumeRefused
+from stagerun.base.wings import wing
 from stagerun.engine.codec import decode
 from stagerun.engine.state import TrainState, average, make_state, momentum, restore, slots, weights
 from stagerun.models import build
 from stagerun.models.skeleton import without_memory
 from stagerun.plan import PlannedStage, State
+from stagerun.plan.planned import needed
 from stagerun.plan.transfer import Origin
 from stagerun.schedule.early_stop import NOTHING_YET
 from stagerun.schedule.plateau import FRESH
 from stagerun.train import starting_weights
 from stagerun.train.agreement import everyone, hand_out, rank0
-from stagerun.train.caffe_state import remember
 from stagerun.train.context import StageRun
 from stagerun.train.progress import AVERAGE, MOMENTUM, STATE, WEIGHTS, Progress, progress_of
 
@@ -53,18 +54,17 @@ def restored(run: StageRun) -> TrainState:
 def _require_rules_that_fit(run: StageRun, model: nn.Module) -> None:
     """RecipeError for a `param` or `freeze` of any stage that fits no parameter, and for weights from elsewhere that a stage can't be given.
     Collective; once in a run, before the first stage is trained. `model`: the network of this stage."""
-    worker = run.worker
+    worker, schedule = run.worker, run.worker.schedule
     if worker.rules_checked:
         return
 
     def look() -> None:
-        schedule, problems = worker.schedule, Problems(worker.schedule.files)
+        started = []
         if worker.keeper is not None and any(stage.solver.start for stage in schedule.stages):
-            starting_weights.mistakes_in(schedule, worker.keeper.plan().stages, problems)
+            planned = worker.keeper.plan().stages
+            started = [one.stage for one in planned if one.stage.enabled and needed(one) is not None]
         made = lambda other: model if other == run.stage.model else without_memory(other)  # noqa: E731
-        starting_weights.report_idle(schedule.stages, problems, made)
-        if problems:
-            raise RecipeError(problems.all())
+        starting_weights.require_fitting(schedule, started, schedule.stages, made)
 
     everyone(worker.comm, look)
     worker.rules_checked = True
@@ -116,13 +116,13 @@ def _fill(run: StageRun, state: TrainState) -> bool:
     fresh, resumes = planned.state is State.FRESH, planned.state is State.RESUME
     # In a sweep of rates the stage before is left out, whose network may be another.
     alone = run.stage.parent is None and files is not None
-    if fresh and (alone or starting_weights.is_given(run.worker.schedule, run.stage) or run.stage.solver.freeze):
-        _start(run, state)
-        return True
-    if files is None:
-        return True
-    averaged = AVERAGE in files
+    given = alone or starting_weights.is_given(run.worker.schedule, run.stage) or bool(run.stage.solver.freeze)
     try:
+        if fresh and given:
+            _start(run, state)
+        if files is None or (fresh and given):
+            return True
+        averaged = AVERAGE in files
         restore(weights(state), decode(files[WEIGHTS]))
         if _carries_momentum(planned):
             restore(momentum(state), _saved_momentum(run, state, files[MOMENTUM]))
@@ -145,27 +145,19 @@ def _fill(run: StageRun, state: TrainState) -> bool:
 
 def _start(run: StageRun, state: TrainState) -> None:
     """Fill the state of a stage that starts with other weights than its parent ends with, or freezes some."""
-    files, stage = run.files, run.stage
-    try:
-        before = decode(files[WEIGHTS]) if files is not None else None
-        if (
-            before is not None
-            and stage.parent is not None
-            and not starting_weights.is_given(run.worker.schedule, stage)
-        ):
-            restore(weights(state), before)
-        made = starting_weights.fill(run.worker.schedule, stage, weights(state), before)
-        if files is not None and _carries_momentum(run.planned):
-            kept = {row.name for row in made.of(Origin.PARENT)}
-            saved = _saved_momentum(run, state, files[MOMENTUM])
-            for name, tensor in momentum(state).items():
-                if name.partition("/")[2] in kept and saved[name].shape == tensor.shape:
-                    tensor.copy_(saved[name])
-        if stage.solver.solverstate is not None:
-            remember(run.worker.schedule, stage, momentum(state))
-    except (ValueError, KeyError) as error:
-        ref = run.planned.start
-        raise ResumeRefused(f"snapshot {ref.name if ref else ''} does not fit stage `{stage.name}`: {error}") from error
+    files, stage, schedule = run.files, run.stage, run.worker.schedule
+    before = decode(files[WEIGHTS]) if files is not None else None
+    if before is not None and stage.parent is not None and not starting_weights.is_given(schedule, stage):
+        restore(weights(state), before)
+    made = starting_weights.fill(schedule, stage, weights(state), before)
+    if files is not None and _carries_momentum(run.planned):
+        kept = {row.name for row in made.of(Origin.PARENT)}
+        saved = _saved_momentum(run, state, files[MOMENTUM])
+        for name, tensor in momentum(state).items():
+            if name.partition("/")[2] in kept and saved[name].shape == tensor.shape:
+                tensor.copy_(saved[name])
+    if stage.solver.solverstate is not None:
+        wing("tools.caffe.solver_state.remember")(stage, momentum(state))
     run.weights = starting_weights.record(made)
     run.weights_table = starting_weights.table_of(made, stage, state.model)
 

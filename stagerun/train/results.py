@@ -19,7 +19,6 @@ from stagerun.plan import Plan, PlannedStage, State
 from stagerun.plan.counting import tested_alike, tested_set
 from stagerun.plan.ensembles import EnsembleState, PlannedEnsemble, plan_ensembles
 from stagerun.plan.estimate import Figures
-from stagerun.store.events import ensemble_of, result_of
 from stagerun.store.layout import results_folder
 from stagerun.system.typed import json_object, read_as
 
@@ -40,7 +39,7 @@ def read_result(out: Path, ref: SnapshotRef) -> StageFinished | None:
     """The result of a snapshot, under its stage's present name; None if there is none, or it can't be read or is not a result (then it
     is made again)."""
     try:
-        found = result_of(_read(path_of(out, ref.name)))
+        found = read_as(StageFinished, json_object(_read(path_of(out, ref.name))))
     except (OSError, ValueError):
         return None
     return replace(found, stage=ref.stage) if ref.trained_as else found
@@ -68,17 +67,14 @@ def results(plan: Plan, out: Path) -> list[StageFinished]:
 def unfinished(plan: Plan, out: Path, evaluated: set[str] | None = None) -> list[PlannedStage]:
     """Stages that are trained, but whose evaluation is missing, or was made with other images or another transform. `evaluated`: names of
     snapshots whose evaluation is known to count, which is brought up to date."""
-    known = evaluated if evaluated is not None else set()
-    found = []
+    known, found = evaluated if evaluated is not None else set(), []
     for planned in plan.stages:
-        end = planned.end
-        if planned.state is not State.DONE or end is None or end.name in known:
-            continue
-        result = read_result(out, end)
-        if result is not None and tested_alike(plan.schedule, planned.stage, result.tested_on, result.tested_set):
-            known.add(end.name)
-        else:
-            found.append(planned)
+        if planned.state is State.DONE and (end := planned.end) is not None and end.name not in known:
+            result = read_result(out, end)
+            if result and tested_alike(plan.schedule, planned.stage, result.tested_on, result.tested_set):
+                known.add(end.name)
+            else:
+                found.append(planned)
     return found
 
 
@@ -112,7 +108,7 @@ def ensemble_path(out: Path, name: str) -> Path:
 def read_ensemble(out: Path, name: str) -> EnsembleTested | None:
     """What was evaluated under that name, whatever it was made from; None as of `read_result`."""
     try:
-        found = ensemble_of(_read(ensemble_path(out, name)))
+        found = read_as(EnsembleTested, json_object(_read(ensemble_path(out, name))))
     except (OSError, ValueError):
         return None
     return found if found.name == name else None
@@ -140,11 +136,9 @@ def relied_on(plan: Plan) -> list[SnapshotRef]:
     return [s.end for s in plan.stages if s.state is State.DONE and s.end is not None]
 
 
-def ready_ensembles(plan: Plan, out: Path, evaluated: set[str] | None = None) -> list[PlannedEnsemble]:
-    """Those whose members are all trained and evaluated, and that are not. `evaluated` as of `unfinished`."""
-    waiting = {s.stage.name for s in unfinished(plan, out, evaluated)}
-    planned = planned_ensembles(plan, out)
-    return [e for e in planned if e.state is EnsembleState.READY and waiting.isdisjoint(e.ensemble.members)]
+def ready_ensembles(plan: Plan, out: Path) -> list[PlannedEnsemble]:
+    """Those whose members are all there, and that are not evaluated. To be asked when no stage is `unfinished`."""
+    return [e for e in planned_ensembles(plan, out) if e.state is EnsembleState.READY]
 
 
 # -- what a rehearsal measured
@@ -152,11 +146,6 @@ def ready_ensembles(plan: Plan, out: Path, evaluated: set[str] | None = None) ->
 
 def figures_file(out: Path) -> Path:
     return out / "rehearsal.json"
-
-
-def write_figures(disk: store.Disk, out: Path, figures: Figures) -> None:
-    """Rank 0 only. StorageError or PermissionDenied if it can't be written."""
-    store.write_atomic(disk, figures_file(out), json.dumps(asdict(figures)).encode())
 
 
 def read_figures(out: Path) -> Figures | None:
@@ -215,6 +204,6 @@ def require_progress(disk: store.Disk, out: Path, newest: str) -> None:
 def fruitless(disk: store.Disk, out: Path, newest: str) -> list[store.Life]:
     """The last LIMIT lives, where they were cut off or failed and all began from `newest`; else none. StorageError,
     PermissionDenied."""
-    lives = [seen.life for seen in store.last_lives(disk, out, LIMIT) if seen.life is not None]
-    bad = [life for life in lives if life.code in _BAD and life.newest == newest]
+    lives = store.last_lives(disk, out, LIMIT)
+    bad = [life for life in lives if life.readable and life.code in _BAD and life.newest == newest]
     return bad if len(bad) == LIMIT else []

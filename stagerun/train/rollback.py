@@ -8,13 +8,12 @@ Where the snapshot to go back to is damaged or gone, the run goes back to the on
 
 from collections import deque
 from collections.abc import Generator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from stagerun import store
 from stagerun.base.errors import Diverged
 from stagerun.base.events import Event, Note, NotFinite
-from stagerun.base.recipe import OnNan
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.plan import State
 from stagerun.plan.counting import place, targets
@@ -25,13 +24,7 @@ from stagerun.train.hooks.report import keys_of
 from stagerun.train.snapshot_sizes import most_for
 
 
-def goes_back(event: Event) -> bool:
-    """Whether the event says that the stage goes back to a snapshot."""
-    return isinstance(event, NotFinite) and event.done == OnNan.ROLLBACK.value
-
-
-@dataclass(slots=True)
-class _Target:
+class _Target(NamedTuple):
     """The snapshot to go back to, None for the seed, with its verified files, and whether it is one of the stage itself; rank 0's."""
 
     ref: SnapshotRef | None = None
@@ -91,7 +84,7 @@ def _choose(run: StageRun, failed: NotFinite, notes: list[Note]) -> _Target:
         # Training may come by there once more, and need the name.
         if parsed is not None and parsed.stage == stage.name and keeper.is_harmed(stage.name, name):
             keeper.require_held()
-            notes.append(set_aside(name, store.set_aside(keeper.disk, keeper.out, name)))
+            notes.append(was_set_aside(name, store.set_aside(keeper.disk, keeper.out, name)))
     while True:
         known = keeper.inventory()
         own = targets(known, stage, branches, parent, planned.skipped, failed.iter)
@@ -107,9 +100,9 @@ def _choose(run: StageRun, failed: NotFinite, notes: list[Note]) -> _Target:
         files = keeper.read(ref, most_for(run.worker.schedule, going_on)) if ref is not None else None
         if ref is None or files is not None:
             return _Target(ref, files, bool(own))
-        notes.append(set_aside(ref.name))
+        notes.append(was_set_aside(ref.name))
 
 
-def set_aside(name: str, now: str = "") -> Note:
+def was_set_aside(name: str, now: str = "") -> Note:
     """The warning about a damaged snapshot that is called `now` from here on."""
     return Note(text=f"snapshot {name} is damaged and was set aside as {now or f'.bad-{name}'}", warning=True)

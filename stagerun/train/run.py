@@ -4,11 +4,11 @@
         rank 0 decides from what is on disk what comes next (`next_step`)
         every rank does it: trains a stage, evaluates one, or evaluates an ensemble
 
-Every worker runs this same code, on its share of each batch. "Collective" says of a function that all ranks call it together: what one of
-them waits for, the others send. Rank 0 alone has a `keeper`, which reads and writes the output folder; the others have its word.
+Every worker runs this same code, on its share of each batch. "Collective" marks a function that all ranks call together: each waits there
+for the others. Only rank 0 has a `keeper`, which reads and writes the output folder; the other ranks receive its decisions.
 
-A run that is killed leaves snapshots, complete ones alone, and nothing else that counts. The next run decides from them as this one does
-before each stage, so going on needs no code of its own.
+A killed run leaves complete snapshots, and nothing else that counts. The next run decides from them as this one does before each stage, so
+resuming needs no code of its own.
 """
 
 import time
@@ -27,17 +27,17 @@ from stagerun.train.ensembling import test_ensemble
 from stagerun.train.environment import other_machines
 from stagerun.train.finish import finish_stage
 from stagerun.train.keeper import run_started
-from stagerun.train.next_step import Step, begins_at, evaluated_again, next_step, promised
+from stagerun.train.next_step import Step, evaluated_again, next_step, promised
 from stagerun.train.restore import restored
-from stagerun.train.rollback import set_aside
+from stagerun.train.rollback import was_set_aside
 from stagerun.train.stage import train_stage
 
 
 def run(context: Context) -> Iterator[Event]:
     """Run what is not yet done. Collective; the keeper is opened, on rank 0 alone. Ends after Stopped or RunFinished.
 
-    `stop` is asked in the midst of what takes long; with a grace period it is found before that, too, and an iteration that can't be
-    finished in time is broken off. A replay ends where its record ends. ResumeRefused where `exact` is asked and not promised.
+    Whatever takes long polls `context.stop`; with a grace period an iteration that can't be finished in time is broken off. A replay ends
+    where its record ends. ResumeRefused where `context.exact` asks for bits that can't be promised.
 
     Errors concern all ranks: one of them raises the error, the others ToldByAnother or PeerError.
     """
@@ -60,7 +60,7 @@ def run(context: Context) -> Iterator[Event]:
                 if others:
                     continue
             if why_stop:
-                stage, iter = begins_at(step)
+                stage, iter = step.begins_at
                 yield Stopped(stage=stage, iter=iter, reason=why_stop)
                 return
             trained = True
@@ -75,7 +75,7 @@ def run(context: Context) -> Iterator[Event]:
 
 
 def _do(context: Context, step: Step) -> Iterator[Event]:
-    """Train a stage to its end, or evaluate what is trained. Collective; the last event may be Stopped."""
+    """Train a stage to its end, or evaluate what is trained already. Collective; the last event may be Stopped."""
     if not isinstance(step, StageRun):
         if context.keeper is not None and (note := promised(context, step)):
             yield note
@@ -97,9 +97,9 @@ def _do(context: Context, step: Step) -> Iterator[Event]:
 
 
 def _open_images(context: Context) -> Generator[Note, None, tuple[str, bool]]:
-    """Import the images that are folders yet, copy them to scratch disks, and open them. Collective.
+    """Import images that are still folders, copy them to scratch disks, and open them. Collective.
 
-    Return why to stop, if asked to meanwhile, else ''; and whether the images are others than rank 0 had seen when it made its plan."""
+    Return why to stop, '' if nobody asked to; and whether the images differ from those that rank 0 planned with: then plan again."""
     images, comm, world, keeper = context.images, context.comm, context.world, context.keeper
     if (yield from images.imported(comm, context.stop)):
         return "asked to stop while the images were imported; the import goes on where it was", False
@@ -116,9 +116,8 @@ def _open_images(context: Context) -> Generator[Note, None, tuple[str, bool]]:
 
 
 def _opening(context: Context) -> Iterator[Event]:
-    """Say where the run is, what is left, and what it found in the output folder. Collective."""
+    """Report where the run is, what is left, and what it found in the output folder. Collective."""
     comm, keeper = context.comm, context.keeper
-
     hosts = tuple(hosts_of(comm))
     yield run_started(
         context.schedule,
@@ -142,6 +141,6 @@ def _opening(context: Context) -> Iterator[Event]:
     for name in dict.fromkeys(taken.values()):
         yield Renamed(stage=name, snapshots=tuple(snapshot for snapshot, stage in taken.items() if stage == name))
     for name in keeper.harmed:
-        yield set_aside(name)
+        yield was_set_aside(name)
     for name in keeper.inventory().damaged:
         yield Note(text=f"snapshot {name} is damaged and is passed over", warning=True)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from stagerun.base.errors import ExitCode, FolderInUseError, PeerError, StagerunError
 from stagerun.base.events import Event, Failed, RunFinished, Stopped
+from stagerun.base.wings import wing
 from stagerun.logs.console import Console
-from stagerun.logs.log_file import JsonLines
+from stagerun.logs.log_file import LOG, JsonLines
 from stagerun.logs.table import Opened, Sink, all_logs
 from stagerun.system.files import require_writable
 from stagerun.system.pulse import Section
@@ -16,7 +17,6 @@ from stagerun.train.context import Context
 from stagerun.train.hours import TimeLeft
 from stagerun.train.keeper import Keeper
 from stagerun.train.options import RunOptions
-from stagerun.train.stage_folder import take_over
 
 
 class Output:
@@ -30,30 +30,31 @@ class Output:
     def open(self, options: RunOptions) -> None:
         """Rank 0's: takes the folder, and opens the screen and the logs."""
         context, stack, pulse = self.context, self._stack, self.context.comm.pulse
-        keeper = context.keeper = Keeper(
-            context.schedule, Path(context.out), options.selection, options.retry, context.say, context.stop
-        )
+        out = Path(context.out)
+        keeper = Keeper(context.schedule, out, options.selection, options.retry, context.say, context.stop)
+        context.keeper = keeper
         if options.profile is not None:
             require_writable(options.profile)
         stack.push(lambda kind, error, trace: keeper.close(exit_code(error, self.last)))
         keeper.open()
-        take_over(keeper)
-        log = keeper.out / "log.jsonl"
+        if (take_over := wing("tools.parallel.folder.take_over")) is not None:
+            take_over(keeper)  # what a run with --parallel that was killed has left
+        log = out / LOG
         if context.watch is not None:
             context.watch.log(log)
         plan = keeper.plan()
         screen = context.screen or Console(
             {stage.name: stage.solver.display for stage in plan.schedule.stages},
-            results.parents(plan, keeper.out),
-            results.results(plan, keeper.out),
-            ensembles=results.ensembles(plan, keeper.out),
-            time_left=TimeLeft(plan, keeper.out),
+            results.parents(plan, out),
+            results.results(plan, out),
+            ensembles=results.ensembles(plan, out),
+            time_left=TimeLeft(plan, out),
         )
         stack.callback(pulse.prints, False)
         self.sinks.append(stack.enter_context(screen))
         stack.callback(pulse.prints, True)  # its end prints, too
         self.sinks.append(stack.enter_context(JsonLines(log, screen.say)))
-        opened = Opened(plan, keeper.out, screen.say, context.comm.size, min(30.0, options.grace_s / 4))
+        opened = Opened(plan, out, screen.say, context.comm.size, min(30.0, options.grace_s / 4))
         for name in dict.fromkeys(options.log):
             self.sinks.append(stack.enter_context(all_logs()[name].make(opened)))
 

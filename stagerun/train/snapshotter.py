@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from stagerun import store
 from stagerun.base.errors import Diverged, StagerunError, StorageError
@@ -69,9 +70,8 @@ class Snapshotter:
             )
         cpu = time.thread_time() - cpu
         blocked, self.done = time.monotonic() - began, []
-        self.thread = threading.Thread(
-            target=self._write, args=(iter, beside, progress, blocked, cpu), name="snapshot", daemon=False
-        )
+        work = partial(self._write, iter, beside, progress, blocked, cpu)
+        self.thread = threading.Thread(target=work, name="snapshot", daemon=False)
         self.thread.start()
         return events
 
@@ -90,15 +90,9 @@ class Snapshotter:
             return
         self.newest, self.failures, self.error = ref, 0, None
         self.slowest = max(self.slowest, blocked + time.monotonic() - began)
-        written = SnapshotWritten(
-            stage=self.stage.name,
-            iter=iter,
-            name=ref.name,
-            bytes=ref.bytes,
-            blocked_seconds=blocked,
-            seconds=time.monotonic() - began,
-        )
-        place = len(self.done)
+        place, seconds = len(self.done), time.monotonic() - began
+        times = {"blocked_seconds": blocked, "seconds": seconds}
+        written = SnapshotWritten(stage=self.stage.name, iter=iter, name=ref.name, bytes=ref.bytes, **times)
         self.done.append(written)
         self._retain(ref)
         # It is read only after this thread has ended.
@@ -120,9 +114,7 @@ class Snapshotter:
 
     def finished(self) -> list[News]:
         """Return what became of a snapshot whose writing is over, without waiting."""
-        if self.thread is None or self.thread.is_alive():
-            return []
-        return self.wait()
+        return [] if self.thread is None or self.thread.is_alive() else self.wait()
 
     def wait(self) -> list[News]:
         """Wait for the snapshot under way, if any, and return what became of it."""

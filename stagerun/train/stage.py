@@ -3,14 +3,15 @@
     start       the state comes from a snapshot, or the seed (`start_stage`)
     train       for event in the engine's loop: an update was done, a snapshot or an evaluation is due, the run is asked to stop
                     each hook sees the event in turn (`hooks_of`): these are the features of a stage
-    save        the last snapshot is on disk before anything else comes of the stage
+    save        the last snapshot is on disk before the stage is evaluated
     evaluate    the result is written beside it (`finish_stage`)
 
-All workers do this together, and yield the same events but for what rank 0 alone knows. On every rank each hook is there; where one writes
-to disk, rank 0 does. A worker that is killed leaves the snapshots so far. The others find it gone (PeerError), rank 0 saves what it can,
-and the run ends; the next one comes here again, with the newest snapshot.
+All workers do this together, and yield the same events but for what rank 0 alone knows. Every rank has every hook; only rank 0 writes to
+disk. If a worker is killed, the others notice (PeerError), rank 0 saves what it can, and the run ends; the next run starts the stage again
+from its newest snapshot.
 
-To have something done at each iteration, snapshot or evaluation, write a hook, a class with the method `on`, and put it into the list.
+To do something at each iteration, snapshot or evaluation, write a hook: a class whose `on` looks for Iterated, SnapshotWritten or Evaluated
+(`hooks.Hook`). Then put it into the list of `hooks_of`, behind the hook whose events it wants to see.
 """
 
 from collections.abc import Generator, Iterator
@@ -19,6 +20,7 @@ from functools import partial
 
 from stagerun.base.errors import DataError, PeerError, PermissionDenied, StorageError, UsageError
 from stagerun.base.events import Event, NotFinite, Stopped
+from stagerun.base.recipe import OnNan
 from stagerun.system.pulse import Section
 from stagerun.train.context import StageRun
 from stagerun.train.finish import finish_stage
@@ -29,13 +31,13 @@ from stagerun.train.hooks.proofs import Proofs
 from stagerun.train.hooks.report import Counted, Reported
 from stagerun.train.hooks.snapshots import Snapshots
 from stagerun.train.resident import images_on_device, training_batches
-from stagerun.train.rollback import go_back, goes_back
+from stagerun.train.rollback import go_back
 from stagerun.train.stage_start import Started, start_stage
 
 
 def train_stage(run: StageRun) -> Iterator[Event]:
-    """Train what is left of the stage, and evaluate it; of a piece, the stretch that is asked for, and no evaluation.
-    Collective; ends early after a Stopped."""
+    """Train the rest of the stage, and evaluate it; of a piece train the stretch that is asked for, without an evaluation. Collective; ends
+    early after a Stopped."""
     while (failed := (yield from _train(run))) is not None:
         run = yield from go_back(run, failed)  # `on_nan: ROLLBACK`
 
@@ -57,8 +59,8 @@ def hooks_of(run: StageRun, started: Started, proofs: Proofs, snapshots: Snapsho
 
 
 def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
-    """Train up to the stage's end, or to the iteration that failed and from which it is to go back: return that. None at the end, and after
-    a Stopped."""
+    """Train to the stage's end. Return the iteration that failed, if the stage is to go back to a snapshot for it; else None, also after a
+    Stopped."""
     comm, images = run.worker.comm, run.worker.images
     comm.pulse.enter(Section.START)
     started = yield from start_stage(run)
@@ -75,7 +77,7 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
         yield from proofs.at_start()
         with closing(exchange.train(run.worker, partial(training_batches, run, resident))) as events:
             for event in events:
-                if isinstance(event, NotFinite) and goes_back(event):
+                if isinstance(event, NotFinite) and event.done == OnNan.ROLLBACK.value:
                     yield from snapshots.wait()
                     return event
                 for seen in pass_through(hooks, event):

@@ -5,7 +5,7 @@ import torch
 from stagerun.base import order
 from stagerun.base.recipe import MEAN_DIGEST, Model, Stage, Transform
 from stagerun.comm import runs_of
-from stagerun.data.mean_file import mean_image
+from stagerun.data.weights import mean_image
 from stagerun.engine.device import dtype_of
 from stagerun.engine.images import Normalise
 from stagerun.engine.loop import StageLoop

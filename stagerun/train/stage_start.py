@@ -53,34 +53,34 @@ def start_stage(run: StageRun) -> Generator[Event, None, Started | None]:
 
 
 def _started(run: StageRun, exchange: Exchange) -> StageStarted | PieceStarted:
-    solver, planned = run.stage.solver, run.planned
+    stage, solver, planned = run.stage, run.stage.solver, run.planned
     start = planned.start.name if planned.start else f"seed {solver.random_seed}"
     if planned.until is not None:
         return PieceStarted(
-            stage=run.stage.name,
+            stage=stage.name,
             iter=planned.iter,
             until=planned.until,
             start=start,
             children=planned.children,
             iterations_left=run.iterations_left,
         )
-    weights = "" if planned.start or run.stage.parent else weights_name(run.stage)
-    if planned.state is State.FRESH and run.stage.average is not None:
-        weights = run.stage.average
+    weights = "" if planned.start or stage.parent else weights_name(stage)
+    if planned.state is State.FRESH and stage.average is not None:
+        weights = stage.average
     return StageStarted(
-        stage=run.stage.name,
+        stage=stage.name,
         number=run.number,
         iter=planned.iter,
         max_iter=solver.max_iter,
         start=start,
         batch_size=solver.batch_size,
         device_batch_size=solver.device_batch_size,
-        carried_over=carried_over(planned) if run.stage.parent else "",
+        carried_over=carried_over(planned) if stage.parent else "",
         iterations_left=run.iterations_left,
         train_seconds=run.seconds,
         dense_bytes=exchange.dense_bytes,
-        gradients=exchange.words(run.stage.data.train.images),
-        begins=run.stage.begins,
+        gradients=exchange.words(stage.data.train.images),
+        begins=stage.begins,
         weights=weights,
         display=solver.display,
     )

@@ -7,19 +7,19 @@ import torch
 from torch import Tensor, nn
 
 from stagerun.base.errors import DataError, Problems, RecipeError, StagerunError, UsageError
+from stagerun.base.net import Net
 from stagerun.base.recipe import WEIGHTS_DIGEST, CompressionRule, Model, ParamRule, Rename, Schedule, Stage
+from stagerun.base.text import size
 from stagerun.base.weights import COUNTER, LONG, renamed
+from stagerun.base.wings import wing
 from stagerun.data.weights import data_of, find, header_of
 from stagerun.engine.parameters import frozen_parameters, idle_patterns, idle_rules, trained_parameters
 from stagerun.engine.weights_file import tensors_in
 from stagerun.language.caffe_names import here
 from stagerun.language.nets import of_model
-from stagerun.language.networks import from_outside
 from stagerun.models.skeleton import shapes, without_memory
-from stagerun.plan import Plan, PlannedStage
-from stagerun.plan.planned import needed
 from stagerun.plan.transfer import Mistake, Origin, Shape, Transfer, table, transfer
-from stagerun.train import caffe_state
+from stagerun.system.host import available_memory
 
 Shapes = Mapping[str, Shape]
 
@@ -33,14 +33,13 @@ def is_given(schedule: Schedule, stage: Stage) -> bool:
 def fill(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor], parent: Mapping[str, Tensor] | None) -> Transfer:
     """Puts them into the network's tensors, `live`, which have those of the seed. `parent`: those that the stage before ended with.
     RecipeError, UsageError, DataError."""
-    weights, file = stage.solver.start, dict[str, Tensor]()
-    net = of_model(stage.model) if stage.model.net is not None else None
+    weights, file, where = stage.solver.start, dict[str, Tensor](), ""
     if weights is not None:
-        found = find(weights)
+        found, where = find(weights), weights.file
         most = 16 * sum(t.nbytes for t in live.values()) + 64_000_000
         data = data_of(found, most, stage.identity.get(WEIGHTS_DIGEST, ""))
         # A .solverstate is named, and the tensors are in the .caffemodel that it names.
-        file = tensors_in(data, found.path.name if weights.state else weights.file, net)
+        file = tensors_in(data, found.path.name if weights.state else where, _net(stage))
     made, mistakes = _transfer(stage, _shapes(live), _shapes(parent) if parent is not None else None, _shapes(file))
     problems = Problems(schedule.files)
     report(stage, mistakes, problems)
@@ -49,12 +48,13 @@ def fill(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor], parent: M
     with torch.no_grad():
         for row in made.rows:
             if row.origin is Origin.FILE:
-                _copy(live[row.name], file[row.was], row.name, weights.file if weights is not None else "")
+                _copy(live[row.name], file[row.was], row.name, where)
             elif row.origin is Origin.PARENT and parent is not None:
                 _copy(live[row.name], parent[row.name], row.name, "the snapshot")
         taken = {row.name for row in made.of(Origin.FILE)}
         for name in live:
-            mean, var = (f"{name.removesuffix(COUNTER)}running_{which}" for which in ("mean", "var"))
+            layer = name.removesuffix(COUNTER)
+            mean, var = f"{layer}running_mean", f"{layer}running_var"
             if not name.endswith(COUNTER) or mean not in taken:
                 continue
             # What no pass has moved yet: torch begins with a variance of 1, Caffe with one of 0.
@@ -62,6 +62,11 @@ def fill(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor], parent: M
             if name not in taken or (not fresh and not bool(live[name])):
                 live[name].fill_(LONG)
     return made
+
+
+def _net(stage: Stage) -> Net | None:
+    """Caffe's net, of a stage that has one."""
+    return of_model(stage.model) if stage.model.net is not None else None
 
 
 def _transfer(
@@ -84,9 +89,8 @@ def _copy(live: Tensor, given: Tensor, name: str, where: str) -> None:
     if live.is_floating_point() != given.is_floating_point():
         raise DataError(f"`{name}` is {given.dtype} in {where} and {live.dtype} in the network", "drop it")
     if given.is_floating_point() and not bool(torch.isfinite(given).all()):
-        raise DataError(
-            f"`{name}` in {where} is not all numbers: it has NaN or infinity", "drop it, or take other weights"
-        )
+        text = f"`{name}` in {where} is not all numbers: it has NaN or infinity"
+        raise DataError(text, "drop it, or take other weights")
     live.copy_(given)
 
 
@@ -116,71 +120,71 @@ def record(made: Transfer) -> dict[str, dict[str, str]]:
 def planned_transfer(schedule: Schedule, stage: Stage) -> tuple[Transfer, tuple[Mistake, ...]]:
     """The same from names and shapes alone. UsageError, DataError and the like where the file can't be looked into."""
     weights, file = stage.solver.start, None
-    net = of_model(stage.model) if stage.model.net is not None else None
     if weights is not None:
         found = find(weights)
-        header = header_of(found, weights.file, net)
-        # What `torch.save` wrote has to be read whole.
-        file = header if header is not None else _shapes(tensors_in(found.path.read_bytes(), weights.file))
+        file = header_of(found, weights.file, _net(stage))
+        if file is None:  # what `torch.save` wrote has to be read whole
+            if (needed := found.path.stat().st_size) > (free := available_memory()):
+                raise DataError(f"{weights.file} has {size(needed)}, and {size(free)} of memory are free here")
+            file = _shapes(tensors_in(found.path.read_bytes(), weights.file))
     parent = shapes(without_memory(schedule.stage(stage.parent).model)) if stage.parent is not None else None
     made, mistakes = _transfer(stage, shapes(without_memory(stage.model)), parent, file)
     if weights is not None and weights.state:
+        known = wing("tools.caffe.solver_state.mistakes_in")
+        if known is None:
+            raise UsageError("this installation lacks stagerun/tools/caffe, which reads it", "install all of stagerun")
         # What `weights` could say about it, a `solverstate` can't.
         hint = "a .solverstate goes on with the net that wrote it; `weights` takes tensors from another one"
-        own = [replace(mistake, hint=hint) for mistake in mistakes]
-        mistakes = (*own, *caffe_state.mistakes_in(stage, weights))
+        mistakes = (*(replace(mistake, hint=hint) for mistake in mistakes), *known(stage, weights))
     return made, mistakes
 
 
-def mistakes_in(schedule: Schedule, planned: Sequence[PlannedStage], problems: Problems) -> None:
-    """Adds what is wrong with the weights of stages that are still to be started."""
-    for one in planned:
-        if one.stage.enabled and needed(one) is not None:
-            _look_into(schedule, one.stage, problems)
-
-
-def report_idle(stages: Iterable[Stage], problems: Problems, made: Callable[[Model], nn.Module]) -> None:
-    """Adds the rules and patterns of stages that fit nothing in their networks, and those that leave nothing to train."""
+def require_fitting(
+    schedule: Schedule, started: Iterable[Stage], stages: Iterable[Stage], made: Callable[[Model], nn.Module]
+) -> None:
+    """RecipeError for weights that stages which are still to be `started` can't be given, and for what `stages` say of parameters that
+    their networks, as `made`, don't have. Before the first update."""
+    problems = Problems(schedule.files)
+    for stage in started:
+        look_into(schedule, stage, problems)
     good: list[tuple[object, ...]] = []  # of hundreds of stages, most have the same
     for stage in stages:
         own = stage.model, stage.solver.param, stage.solver.freeze, stage.solver.compress
-        if not stage.enabled or own in good:
-            continue
-        before = problems.all()
-        model = made(stage.model)
-        try:
-            trained_parameters(model, stage.solver.param, stage.solver.freeze)
-        except UsageError as error:
-            place = stage.written("solver.freeze" if stage.solver.freeze else "solver.param")
-            problems.add(place or stage.span, error.message, error.hint)
-        for pattern, hint in idle_patterns(model, stage.solver.freeze):
-            text = f'`freeze: "{pattern}"` fits no parameter of the model, and no BatchNorm layer\'s `running_mean`'
-            problems.add(stage.written("solver.freeze") or stage.span, text, hint)
-        how = stage.solver.compress
-        places: dict[str, Sequence[ParamRule | CompressionRule]] = {"param": stage.solver.param}
-        places["compress_param.param"] = how.param if how is not None else ()
-        for field, rules in places.items():
-            for rule, hint in idle_rules(model, rules):
-                text = f"`{field}` with name `{rule.name}` and kind {rule.kind.value} fits no parameter of the model"
-                problems.add(stage.written(f"solver.{field}") or stage.span, text, hint)
-        if problems.all() == before:
-            good.append(own)
-
-
-def require_fitting(schedule: Schedule, stages: Sequence[Stage]) -> None:
-    """What `run` raises before the first update about weights and networks, without a plan and without running a user's code. `stages`:
-    those whose weights are on this machine. RecipeError."""
-    problems = Problems(schedule.files)
-    for stage in stages:
-        models = [stage.model, *([schedule.stage(stage.parent).model] if stage.parent is not None else ())]
-        if not any(map(from_outside, models)):
-            _look_into(schedule, stage, problems)
-    report_idle((stage for stage in schedule.stages if not from_outside(stage.model)), problems, without_memory)
+        if stage.enabled and own not in good:
+            before = problems.all()
+            _report_idle(stage, problems, made(stage.model))
+            if problems.all() == before:
+                good.append(own)
     if problems:
         raise RecipeError(problems.all())
 
 
-def _look_into(schedule: Schedule, stage: Stage, problems: Problems) -> Transfer | None:
+def _report_idle(stage: Stage, problems: Problems, model: nn.Module) -> None:
+    """Adds the rules and patterns of a stage that fit nothing in its network, and those that leave nothing to train."""
+    solver = stage.solver
+
+    def add(field: str, text: str, hint: str) -> None:
+        problems.add(stage.written(f"solver.{field}") or stage.span, text, hint)
+
+    try:
+        trained_parameters(model, solver.param, solver.freeze)
+    except UsageError as error:
+        add("freeze" if solver.freeze else "param", error.message, error.hint)
+    for pattern, hint in idle_patterns(model, solver.freeze):
+        text = f'`freeze: "{pattern}"` fits no parameter of the model, and no BatchNorm layer\'s `running_mean`'
+        add("freeze", text, hint)
+    compressed = solver.compress.param if solver.compress is not None else ()
+    places: dict[str, Sequence[ParamRule | CompressionRule]] = {
+        "param": solver.param,
+        "compress_param.param": compressed,
+    }
+    for field, rules in places.items():
+        for rule, hint in idle_rules(model, rules):
+            text = f"`{field}` with name `{rule.name}` and kind {rule.kind.value} fits no parameter of the model"
+            add(field, text, hint)
+
+
+def look_into(schedule: Schedule, stage: Stage, problems: Problems) -> Transfer | None:
     """Adds what is wrong; what can't be looked into is a mistake, too, and there is nothing then."""
     try:
         made, mistakes = planned_transfer(schedule, stage)
@@ -188,17 +192,3 @@ def _look_into(schedule: Schedule, stage: Stage, problems: Problems) -> Transfer
         made, mistakes = None, (Mistake("file", error.message, error.hint),)
     report(stage, mistakes, problems)
     return made
-
-
-def tables(plan: Plan) -> list[str]:
-    """What `plan --weights` shows: of each stage that takes weights from elsewhere, has another network than the stage before, or
-    freezes something. RecipeError with all mistakes."""
-    problems, found = Problems(plan.schedule.files), []
-    for stage in plan.schedule.stages:
-        if not is_given(plan.schedule, stage) and not stage.solver.freeze:
-            continue
-        if (made := _look_into(plan.schedule, stage, problems)) is not None:
-            found.append(table_of(made, stage, without_memory(stage.model)))
-    if problems:
-        raise RecipeError(problems.all())
-    return found

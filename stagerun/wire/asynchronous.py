@@ -2,7 +2,6 @@
 too, in a thread for each of the others. Where a snapshot or an evaluation is due, a leg ends: all iterations before are done, none after it
 has begun, and all ranks hold what the server has, as in any stage."""
 
-import os
 import threading
 import time
 from collections import deque
@@ -27,8 +26,8 @@ from stagerun.train.agreement import rank0
 from stagerun.train.context import Context, StageRun
 from stagerun.train.exchange import Read, counted
 from stagerun.train.progress import ARRIVALS
-from stagerun.wire.compressing import Measured
-from stagerun.wire.server import LEAVE, Line, Message, Record, Server, Turns, flat, record_of, unpack
+from stagerun.wire.holding import Measured
+from stagerun.wire.server import LEAVE, Message, Record, Server, Turns, flat, open_lines, record_of, unpack
 
 
 class Asynchronous(Measured):
@@ -80,17 +79,16 @@ class Asynchronous(Measured):
         self.ahead: deque[tuple[ExitStack, Iterator[Batch]]] = deque()  # images of reserved iterations
         self.server: Server | None = None
         self.threads: list[threading.Thread] = []
-        # A stage may start twice in a process, at the same iteration: where its newest snapshot is damaged.
-        name = f"{loop.stage}/{comm.broadcast_bytes(os.urandom(8) if comm.rank == 0 else None).hex()}"
+        lines = open_lines(comm) if comm.size > 1 else {}
         if comm.rank == 0:
             turns = Turns(comm.size, state.iter, loop.max_iter, solver.sync.max_staleness or 1, recorded)
             self.server = Server(state, loop, turns, record, recorded)
             for replica in range(1, comm.size):
-                served = (replica, Line(comm, replica, name))
+                served = (replica, lines[replica])
                 self.threads.append(threading.Thread(target=self.server.serve, args=served, name="server", daemon=True))
                 self.threads[-1].start()
         else:
-            self.line = Line(comm, 0, name)
+            self.line = lines[0]
 
     def train(self, worker: Context, read: Read) -> Generator[Event, None, None]:
         """Takes the state to the end of the stage, or of the record. Rank 0 reports iterations, in the order of their pushes; all ranks yield

@@ -6,8 +6,8 @@ each snapshot. Real steps of dense gradients and of each allowed method are time
 
 import statistics
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from stagerun.base.events import CompressionChosen, Event, Note, Stopped
 from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Compression, Solver
 from stagerun.base.text import duration, listed
-from stagerun.comm import Comm, Reducer, gather_json, runs_of
+from stagerun.comm import Reducer, gather_json, runs_of
 from stagerun.engine.device import synchronize
 from stagerun.engine.state import TrainState, make_state
 from stagerun.engine.update import update
@@ -67,7 +67,7 @@ def resolved(run: StageRun, state: TrainState, make: MakeReducer) -> Generator[E
         text = f"timing steps with {listed([called(each) for each in names])} gradients, in turn"
         yield Note(text=f"{run.stage.name}: {text}")
         device = run.worker.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), _unseen(comm):
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
             trial = everyone(comm, lambda: _Trial(run, state))
             at_once = replace(how, start_iter=0)
             ways = {name: replace(trial.solver, compress=applied(at_once, {"*": name})) for name in names}
@@ -160,17 +160,6 @@ def _race(run: StageRun, trial: _Trial, reducers: Mapping[str, Reducer]) -> dict
             if answers[0][2] > _LONG:
                 break
     return taken
-
-
-@contextmanager
-def _unseen(comm: Comm) -> Iterator[None]:
-    """What is sent within counts for no traffic, and shows in no profile."""
-    sent, spans = comm.traffic.sent, comm.spans
-    comm.spans = None
-    try:
-        yield
-    finally:
-        comm.traffic.sent, comm.spans = sent, spans
 
 
 def decided(taken: Mapping[str, Sequence[float]]) -> tuple[str, str]:

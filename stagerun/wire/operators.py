@@ -193,9 +193,7 @@ class BFloat16(Fixed):
         return to_bytes(message)
 
     def decode(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
-        values = from_bytes(message, torch.bfloat16)
-        for p in pieces(out.numel(), out.device):
-            take(values[p].to(out.dtype), out[p], None if vector is None else vector[p])
+        take(from_bytes(message, torch.bfloat16), out, vector)
 
 
 # -- bytes and numbers

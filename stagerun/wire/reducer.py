@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +84,7 @@ class Kept:
 
     def __init__(self, every: int = 0) -> None:
         self.every, self.due = every, False
-        self._found: dict[int, _Message] = {}  # by the number of the item
+        self._found: dict[int, CompressedItem] = {}  # by the number of the item
 
     def begin(self, iter: int) -> None:
         """`iter`: updates done in the stage."""
@@ -92,7 +92,10 @@ class Kept:
 
     def sent(self, item: "Item", c: Tensor, size: int, lacks: Tensor | None = None) -> None:
         """A message of the first round, of so many bytes. `lacks`: what it leaves out of `c`, where that is known already."""
-        self._found[item.number] = _Message(item.name, _norm(c), None if lacks is None else _norm(lacks), size)
+        lost = None if lacks is None else _norm(lacks)
+        self._found[item.number] = CompressedItem(
+            name=item.name, norm=_norm(c), residual_norm=lost, kept=None, bytes=size
+        )
 
     def encoded(self, item: "Item", c: Tensor, message: Tensor, draw: Draw) -> None:
         """What it lacks is the residual after the last round (`left`); without one it is found by decoding the message by itself, which of a
@@ -108,36 +111,28 @@ class Kept:
 
     def one_more(self, item: "Item", message: Tensor) -> None:
         """The message of a later round."""
-        self._found[item.number].bytes += message.numel()
+        before = self._found[item.number]
+        self._found[item.number] = replace(before, bytes=before.bytes + message.numel())
 
     def left(self, item: "Item", residual: Tensor) -> None:
         """After the last round, where there is a residual."""
-        self._found[item.number].lacks = _norm(residual)
+        self._found[item.number] = replace(self._found[item.number], residual_norm=_norm(residual))
 
     def take(self) -> tuple[CompressedItem, ...]:
         """In model order; none where the iteration was not looked at, or a number overflowed."""
         found, self._found = self._found, {}
-        items = tuple(found[number].item() for number in sorted(found, reverse=True))
+        items = tuple(_rounded(found[number]) for number in sorted(found, reverse=True))
         finite = all(math.isfinite(item.norm) and math.isfinite(item.residual_norm or 0.0) for item in items)
         return items if finite else ()
 
 
-@dataclass(slots=True)
-class _Message:
-    name: str
-    norm: float
-    lacks: float | None
-    bytes: int
-
-    def item(self) -> CompressedItem:
-        """With six digits: a log has many of them."""
-        kept = lacks = None
-        if self.lacks is not None:
-            lacks = float(f"{self.lacks:.6g}")
-            kept = float(f"{1 - (self.lacks / self.norm) ** 2:.6g}") if self.norm else 1.0
-        return CompressedItem(
-            name=self.name, norm=float(f"{self.norm:.6g}"), residual_norm=lacks, kept=kept, bytes=self.bytes
-        )
+def _rounded(item: CompressedItem) -> CompressedItem:
+    """With what it keeps, and six digits: a log has many of them."""
+    norm, lost, kept = item.norm, item.residual_norm, None
+    if lost is not None:
+        kept = float(f"{1 - (lost / norm) ** 2:.6g}") if norm else 1.0
+        lost = float(f"{lost:.6g}")
+    return replace(item, norm=float(f"{norm:.6g}"), residual_norm=lost, kept=kept)
 
 
 def _norm(vector: Tensor) -> float:
@@ -166,19 +161,16 @@ class CompressedReducer(FlatReducer):
         rank 0.
         """
         self.runs, self.own, self.each, self.whole = runs, runs[comm.rank], each, whole
-        self.names, self.operators = list(reversed(list(parameters))), list(reversed(operators))
+        self.kinds = list(reversed(list(zip(parameters, operators, strict=True))))  # name and operator
         self.residual, self.seed, self.iter, self.kept = residual, seed, 0, kept or Kept()
         self.items: list[list[Item]] = []  # of each chunk
         super().__init__(list(parameters.values()), comm)
-        ordered = [p for p, _ in self.views]
-        self.sums = self.views
+        self.sums = self.views  # places in `flat`; `views` are those in the vector of the sender whose gradients come
         self.vectors = [torch.zeros_like(self.flat) for _ in self.own]
-        self.places = [_pairs(vector, ordered) for vector in self.vectors]
-        self.spare = [_pairs(vector, ordered) for vector in residual.vectors] if residual is not None else []
-        self.now = 0  # the sender whose gradients come
+        self.now = 0  # that sender
         self.tails: list[Tensor] = []
         self.total = torch.empty(0)
-        self.jobs = Jobs(beside=comm.size > 1)
+        self.jobs = Jobs()
         # Waiting is the training thread's to report; what this one waits for lies behind `finish`.
         self.beside = copy.copy(comm)
         self.beside.pulse = Pulse()
@@ -195,8 +187,8 @@ class CompressedReducer(FlatReducer):
             lengths = [sum(p.numel() for p in members)] if index < self.whole else [p.numel() for p in members]
             items = []
             for n, length in enumerate(lengths, index):
-                name = "entire model" if n < self.whole else self.names[n]
-                items.append(Item(name, n, self.operators[n], start, start + length))
+                name, operator = self.kinds[n]
+                items.append(Item("entire model" if n < self.whole else name, n, operator, start, start + length))
                 start += length
             self.items.append(items)
             index += count
@@ -228,19 +220,14 @@ class CompressedReducer(FlatReducer):
             if self.now >= 0:
                 self._fill()
             self.now += 1
-            self.views, self.placed = self.places[self.now], [False] * len(self.sums)
+            ordered = [p for p, _ in self.sums]
+            self.views = list(zip(ordered, views_of(self.vectors[self.now], ordered), strict=True))
+            self.placed = [False] * len(self.sums)
             for p, _ in self.views:
                 p.grad = None
 
-    def _arm(self) -> None:
-        self.missing, self.sent, self.armed = list(self.sizes), 0, True
+    def _send_tail(self) -> None:
         self.jobs.put(self._add_tails)
-
-    def _fill(self) -> None:
-        """The parameters that the losses of a sender don't reach."""
-        for index, (_, view) in enumerate(self.views):
-            if not self.placed[index]:
-                view.zero_()
 
     def _send(self) -> None:
         chunk = self.sent
@@ -267,7 +254,6 @@ class CompressedReducer(FlatReducer):
         self.bases |= self.next_bases
         if self.residual is not None:
             self.vectors, self.residual.vectors = self.residual.vectors, self.vectors
-            self.places, self.spare = self.spare, self.places
 
     # -- the jobs, in this order: tails, then each chunk; the answers to a chunk are decoded when the next one is on its way
 
@@ -339,20 +325,19 @@ class CompressedReducer(FlatReducer):
             messages.append(next(rounds[-1]))
             if self.kept.due:
                 self.kept.encoded(item, own[0], messages[-1][0], draw)
-        arrives, running = self._share(messages, self._sizes(items, 0)), list(zip(items, rounds, strict=True))
+        running = list(zip(items, rounds, strict=True))
+        first = self._share(messages, self._sizes(items, 0))
 
         def finish() -> None:
-            nonlocal arrives, running
+            arrived, left = first, running
             for round in itertools.count(1):
-                answers = zip(running, arrives(), strict=True)
+                answers = zip(left, arrived(), strict=True)
                 # Operators that have another round, and what they send in it.
-                found = [
-                    (one, more) for one, received in answers if (more := self._following(*one, received)) is not None
-                ]
-                if not found:
+                more = [(one, sent) for one, got in answers if (sent := self._following(*one, got)) is not None]
+                if not more:
                     return
-                running = [one for one, _ in found]
-                arrives = self._share([more for _, more in found], self._sizes([item for item, _ in running], round))
+                left = [one for one, _ in more]
+                arrived = self._share([sent for _, sent in more], self._sizes([item for item, _ in left], round))
 
         return finish
 
@@ -447,21 +432,14 @@ def slice_sum(
     return finish
 
 
-def _pairs(vector: Tensor, ordered: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, Tensor]]:
-    return list(zip(ordered, views_of(vector, ordered), strict=True))
-
-
 class Jobs:
-    """Done one after the other, in a thread, or at once unless `beside`. The thread ends with this object; the process doesn't wait for it: a
-    peer may never answer."""
+    """Done one after the other, in a thread. The thread ends with this object; the process doesn't wait for it: a peer may never answer."""
 
-    def __init__(self, beside: bool) -> None:
+    def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._beside = beside
         self._error: BaseException | None = None
-        if beside:
-            threading.Thread(target=_work, args=(self._jobs,), name="compress", daemon=True).start()
-            weakref.finalize(self, self._jobs.put, None)
+        threading.Thread(target=_work, args=(self._jobs,), name="compress", daemon=True).start()
+        weakref.finalize(self, self._jobs.put, None)
 
     def put(self, job: Callable[[], None]) -> None:
         def careful() -> None:
@@ -471,17 +449,13 @@ class Jobs:
                 except BaseException as error:  # raised by `wait`, in the thread that trains
                     self._error = error
 
-        if self._beside:
-            self._jobs.put(careful)
-        else:
-            job()
+        self._jobs.put(careful)
 
     def wait(self) -> None:
         """Returns when all that was put is done, or raises the first error of a job; those after it are left out."""
-        if self._beside:
-            done = threading.Event()
-            self._jobs.put(done.set)
-            done.wait()
+        done = threading.Event()
+        self._jobs.put(done.set)
+        done.wait()
         error, self._error = self._error, None
         if error is not None:
             raise error

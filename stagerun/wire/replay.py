@@ -12,7 +12,6 @@ from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import listed
 from stagerun.plan import Plan, PlannedStage, State, make_plan
-from stagerun.train.output import DISK
 from stagerun.train.progress import ARRIVALS, MOMENTUM, WEIGHTS
 
 
@@ -29,7 +28,7 @@ def recorded(replayed: Path, schedule: Schedule, out: Path) -> Mapping[str, Snap
     if not needed:
         text = "without it, the same command gives the same bits again: leave --replay out"
         raise UsageError(f"{flag}: no stage of {schedule.name} has `method: ASYNC`", text)
-    plan = make_plan(schedule, store.inventory(DISK, replayed, looking=True))
+    plan = make_plan(schedule, store.inventory(store.LocalDisk(), replayed, looking=True))
     pushing = [planned for planned in plan.stages if planned.stage.name in needed]
     for stage in reversed(schedule.stages):  # parents stand before what starts from them
         needed |= {stage.parent} if stage.name in needed and stage.parent is not None else set()
@@ -84,7 +83,9 @@ class Replay:
         self._same: set[str] = set()  # ids of own snapshots that were compared
         for name, ref in recorded(replayed, schedule, out).items():
             try:
-                files = store.read(DISK, replayed, ref, most_bytes(schedule.stage(name).model, pushes=ref.iter))
+                files = store.read(
+                    store.LocalDisk(), replayed, ref, most_bytes(schedule.stage(name).model, pushes=ref.iter)
+                )
             except store.Damaged as error:  # or just deleted: a run may go on there
                 todo = "delete that snapshot there, or move it away: the order up to the one before is replayed then"
                 raise ResumeRefused(f"--replay {replayed}: {error}", todo) from error

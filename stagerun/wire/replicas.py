@@ -6,20 +6,19 @@ who holds what. The network has the tensors of one replica at a time, of which i
 """
 
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-from stagerun.base.errors import ResumeRefused
 from stagerun.base.events import Event, Iterated, Synchronised
 from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Determinism, Outer, Solver, SyncMomentum
 from stagerun.comm import Comm, Reducer, make_reducer, runs_of
 from stagerun.comm.reduce import Switch, chunks_of, views_of
-from stagerun.engine.codec import Packed, decode, digest, digest_there
+from stagerun.engine.codec import digest, digest_there
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop
 from stagerun.engine.parameters import still_in
@@ -27,21 +26,18 @@ from stagerun.engine.state import TrainState, momentum, weights
 from stagerun.engine.update import BROKEN_OFF, Arithmetic, Outcome, Summed, apply, not_finite, summed, too_fast
 from stagerun.plan import State
 from stagerun.schedule import parting, synchronisations
-from stagerun.train.agreement import rank0
 from stagerun.train.context import Context, StageRun
 from stagerun.train.exchange import Read
 from stagerun.train.progress import REPLICAS
-from stagerun.wire.compressing import NEEDED, Measured
+from stagerun.wire.holding import NEEDED, Holding, Tensors, require_alike
 from stagerun.wire.reducer import slice_sum
 
-Tensors = dict[str, Tensor]
 
-
-class Replicas(Measured):
-    """`runs`: the replicas that this rank has logical workers of, and which, counted from the replica's first. `holders`: the first rank of
+class Replicas(Holding):
+    """`runs`: the replicas that this rank has logical workers of, and which, counted from the replica's first. `owners`: the first rank of
     each, which speaks for it. `parted`: whether they go their own ways already."""
 
-    packed: Packed | None = None  # all replicas, in a snapshot
+    file, field = REPLICAS, "sync_param"
     outer: "OuterUpdate | None" = None
     switch: Switch
     parted = shown = False
@@ -66,9 +62,9 @@ class Replicas(Measured):
         self.found: dict[str, int] = {}  # digests of all replicas, as of the last `gather`
         shares = shares_of(solver, comm.size)
         ranks = [[rank for rank, share in enumerate(shares) if r in share] for r in range(self.count)]
-        self.holders, self.runs, self.own = [those[0] for those in ranks], shares[comm.rank], list(shares[comm.rank])
+        self.owners, self.runs, self.own = [those[0] for those in ranks], shares[comm.rank], list(shares[comm.rank])
         parts = [comm.part(those) for those in ranks]
-        self.parts = {r: (parts[r], [shares[rank][r] for rank in ranks[r]]) for r in self.own}
+        self.groups = {r: (parts[r], [shares[rank][r] for rank in ranks[r]]) for r in self.own}
 
     def begin(self, run: StageRun, loop: StageLoop) -> Generator[Event, None, bool]:
         # At the stage's end all are the average.
@@ -77,7 +73,7 @@ class Replicas(Measured):
         return (yield from super().begin(run, loop))
 
     def make_reducer(self) -> Switch:
-        for r, (comm, runs) in self.parts.items():
+        for r, (comm, runs) in self.groups.items():
             assert comm is not None
             parameters = [p.tensor for p in self.state.solver.parameters]
             self.reducers[r] = make_reducer(self.determinism, parameters, comm, self.logical_workers, runs)
@@ -161,7 +157,7 @@ class Replicas(Measured):
         ranks. Of each number all ranks but one add 0, so that the sums are exact."""
         told = torch.zeros(2 * self.count + 1, dtype=torch.float64)
         for r, one in found.items():
-            if self.holders[r] == self.comm.rank:
+            if self.owners[r] == self.comm.rank:
                 told[r], told[self.count + r] = one.loss_sum, _wrong(one, how)
                 told[-1] += one.stopping
         told = told.to(device)
@@ -222,8 +218,8 @@ class Replicas(Measured):
 
     def _average(self, out: Tensors) -> None:
         """Fill `out` with the mean over all replicas: the same bits for any number of ranks."""
-        rows, tensors = [self.kept[r] for r in self.own if self.holders[r] == self.comm.rank], list(out.values())
-        counts = [self.holders.count(rank) for rank in range(self.comm.size)]
+        rows, tensors = [self.kept[r] for r in self.own if self.owners[r] == self.comm.rank], list(out.values())
+        counts = [self.owners.count(rank) for rank in range(self.comm.size)]
 
         def mean(slices: Sequence[Tensor]) -> Tensor:
             total = slices[0].double()
@@ -250,41 +246,40 @@ class Replicas(Measured):
         """Whether a snapshot must hold them one by one: what is made of the stage's end needs the average alone."""
         return self.parted and self.state.iter < self.solver.max_iter
 
-    def _common(self) -> Tensors:
+    def common(self) -> Tensors:
         return self.outer.remembered() if self.outer is not None and self.parted else {}
 
-    def names(self) -> Tensors:
-        """What a snapshot holds of replicas that have parted, by name, as tensors of the same shapes."""
-        return {f"{r}/{name}": t for r in range(self.count) for name, t in self.apart.items()} | self._common()
+    def in_file(self) -> Tensors:
+        if not self._differ():
+            return {}
+        return {f"{r}/{name}": t for r in range(self.count) for name, t in self.apart.items()} | self.common()
+
+    def vector(self, number: int) -> Tensor:
+        self._keep()
+        mine = self.kept[number] if number in self.own else self.apart
+        return torch.cat([mine[name].reshape(-1) for name in self.apart])
+
+    def parts(self, number: int, vector: Tensor, file: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        return ((part, file[f"{number}/{name}"]) for name, part in self._split(vector).items())
 
     @torch.no_grad()
     def gather(self, keep: bool) -> Mapping[str, memoryview]:
         """`found` has then the digests of each replica, as this rank has it, or has just heard of it: the same on all ranks that compute
         right."""
-        if not self._differ():
-            self.packed = None
-            return {}
-        if keep and self.packed is None:
-            self.packed = Packed(self.names())
-        tensors = self.packed.tensors if self.packed is not None else None
-        self._keep()
-        for r in range(self.count):
-            mine = self.kept[r] if r in self.own else self.apart
-            vector = torch.cat([mine[name].reshape(-1) for name in self.apart])
-            own = digest(vector) if r in self.own else None
-            self.comm.broadcast(vector, self.holders[r])
-            self.found[f"replica {r}"] = digest(vector) if own is None else own
-            if tensors is not None:
-                for name, part in self._split(vector).items():
-                    tensors[f"{r}/{name}"].copy_(part)
-        if self.packed is None or tensors is None:
-            return {}
-        for name, tensor in self._common().items():
-            tensors[name].copy_(tensor)
-        return {REPLICAS: self.packed.data}
+        if self._differ():
+            self.found = {f"replica {r}": digest(self.vector(r)) for r in self.own}
+        return super().gather(keep)
+
+    def heard(self, number: int, vector: Tensor) -> None:
+        if number not in self.own:
+            self.found[f"replica {number}"] = digest(vector)
+
+    def take(self, number: int, vector: Tensor) -> None:
+        if number in self.own:
+            _copy(self._split(vector), self.kept[number])
 
     def digests(self) -> dict[str, int]:
-        found = {name: digest_there(tensor) for name, tensor in self._common().items()}
+        found = {name: digest_there(tensor) for name, tensor in self.common().items()}
         return found | (self.found if self._differ() else {})
 
     def needs_others(self) -> str:
@@ -292,41 +287,16 @@ class Replicas(Measured):
 
     @torch.no_grad()
     def _restore(self, run: StageRun) -> None:
-        """Take the replicas from the snapshot, each as it was. Collective. ResumeRefused if the snapshot has other ones."""
+        """Take the replicas from the snapshot, each as it was."""
         self._part()
-        self._keep()
-        saved: Tensors = {}
 
-        def read() -> None:
-            assert run.files is not None
-            if REPLICAS not in run.files:
-                raise ResumeRefused(
-                    f"the snapshot of stage `{run.stage.name}` has no replicas to go on from, and the stage has `sync_param`",
-                    "it was made without; take `--redo` for the stage, or another --out",
-                )
-            saved.update(decode(run.files[REPLICAS]))
-            like = self.names()
-            for name in [n for n in saved if n.partition("/")[2] in self.live.keys() - self.apart.keys()]:
-                del saved[name]  # an earlier version saved what is frozen, too
-            both = like.keys() & saved.keys()
-            wrong = (like.keys() ^ saved.keys()) | {name for name in both if like[name].shape != saved[name].shape}
-            if wrong:
-                raise ResumeRefused(
-                    f"`{min(wrong)}` of the replicas in the snapshot of stage `{run.stage.name}` is not as the stage has it"
-                )
+        def fitted(saved: Tensors) -> Tensors:
+            still = self.live.keys() - self.apart.keys()  # an earlier version saved what is frozen, too
+            saved = {name: t for name, t in saved.items() if name.partition("/")[2] not in still}
+            require_alike(saved, self.in_file())
+            return saved
 
-        rank0(self.comm, read)
-        for r in range(self.count):
-            vector = torch.cat([t.reshape(-1) for t in self.apart.values()])
-            for name, part in self._split(vector).items() if saved else ():
-                part.copy_(saved[f"{r}/{name}"])
-            self.comm.broadcast(vector, 0)
-            if r in self.own:
-                _copy(self._split(vector), self.kept[r])
-        for name, tensor in self._common().items():
-            whole = (saved[name].to(tensor) if saved else tensor).contiguous()
-            self.comm.broadcast(whole, 0)
-            tensor.copy_(whole)
+        self.restore(run, fitted)
 
     def _split(self, vector: Tensor) -> Tensors:
         parts = vector.split([t.numel() for t in self.apart.values()])
@@ -394,6 +364,6 @@ _WHAT = ("", "the loss of replica {} is", "a gradient of replica {} is", "BatchN
 def _wrong(one: Summed, how: Arithmetic) -> int:
     """Which of `_WHAT` is not finite; 0 if all is."""
     loss = one.loss_sum / how.logical_workers
-    if not not_finite(loss, one.size, one.gradients, one.moved):
-        return 0
-    return 1 if not_finite(loss, 0.0, {}, 0.0) else 2 if not_finite(loss, one.size, one.gradients, 0.0) else 3
+    none: dict[str, Tensor] = {}
+    checks = (loss, 0.0, none, 0.0), (loss, one.size, one.gradients, 0.0), (loss, one.size, one.gradients, one.moved)
+    return next((code for code, check in enumerate(checks, 1) if not_finite(*check)), 0)

@@ -90,11 +90,8 @@ def _allow(message: View, view: View, stage: str) -> Mistakes:
 def _auto_for_some(message: View, view: View, stage: str) -> Mistakes:
     for rule, method in _rules(message):
         if method is Method.AUTO:
-            yield (
-                rule.place("method"),
-                "method `AUTO` can't be for some parameters only",
-                "write `method: AUTO` outside `param`",
-            )
+            text = "method `AUTO` can't be for some parameters only"
+            yield rule.place("method"), text, "write `method: AUTO` outside `param`"
 
 
 def _scope(message: View, view: View, stage: str) -> Mistakes:
@@ -119,11 +116,8 @@ def _memory(message: View, view: View, stage: str) -> Mistakes:
     method = _method(message)
     lossy = any(not METHODS[own].exact for _, own in _rules(message) if own is not Method.AUTO)
     if message.text("memory") == "RESIDUAL" and METHODS[method].exact and not lossy:
-        yield (
-            message.place("memory"),
-            f"`memory: RESIDUAL` with method `{method.value}`, which loses nothing",
-            "remove it",
-        )
+        text = f"`memory: RESIDUAL` with method `{method.value}`, which loses nothing"
+        yield message.place("memory"), text, "remove it"
 
 
 def _compression_starts(message: View, view: View, stage: str) -> Mistakes:
@@ -168,18 +162,15 @@ _READERS = {
 _NEEDED = {"LOCAL": ("period", "8"), "DILOCO": ("period", "64"), "ASYNC": ("max_staleness", "4")}
 
 
-def _unread(message: View, view: View, stage: str) -> Mistakes:
-    method = message.text("method")
-    for name, readers in _READERS.items():
-        if method is not None and method not in readers and message.has(name):
-            other = listing([f"method: {reader}" for reader in readers], "or")
-            yield message.place(name), f"method `{method}` does not read `{name}`", f"remove it, or write {other}"
-
-
-def _needed(message: View, view: View, stage: str) -> Mistakes:
+def _fields(message: View, view: View, stage: str) -> Mistakes:
+    """A method reads some fields, and can't do without one of them."""
     method = message.text("method")
     if method is None:
         return
+    for name, readers in _READERS.items():
+        if method not in readers and message.has(name):
+            other = listing([f"method: {reader}" for reader in readers], "or")
+            yield message.place(name), f"method `{method}` does not read `{name}`", f"remove it, or write {other}"
     name, value = _NEEDED[method]
     if not message.has(name):
         yield message.place("method"), f"method `{method}` lacks `{name}`", f"write `{name}: {value}`, say"
@@ -253,4 +244,4 @@ def _neighbours(message: View, view: View, stage: str) -> Mistakes:
         yield message.place("rule"), text, "write `rule: CONSTANT`, or another lr_policy"
 
 
-SYNC = _unread, _needed, _alpha, _replicas, _asynchronous, _replicas_start, _neighbours
+SYNC = _fields, _alpha, _replicas, _asynchronous, _replicas_start, _neighbours

@@ -3,27 +3,22 @@ weights at each push. A replica reads ahead the images of iterations that it has
 and has begun it until its push is applied. Its age is the number of pushes that were applied since its pull."""
 
 import json
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from itertools import islice
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 from torch import Tensor, nn
 
 from stagerun.base.errors import AGAIN, PeerError
 from stagerun.base.events import Iterated, NotFinite
-from stagerun.base.text import duration
-from stagerun.comm.group import PATIENT, Comm, TorchComm, peers
-from stagerun.comm.store import private
+from stagerun.comm.group import Comm, TorchComm, Traffic, peers
 from stagerun.engine.codec import decode, encode
 from stagerun.engine.loop import StageLoop, failed, iterated
 from stagerun.engine.solvers import make_update
@@ -35,35 +30,14 @@ from stagerun.engine.update import Outcome
 
 Message = tuple[Sequence[Any], Sequence[Tensor]]  # words, as JSON holds them, and vectors
 
-# Until both have come. A peer that is gone shows there by nothing else.
-MEETING = timedelta(minutes=1)
-_LOOK_S = 0.01
-
 
 class Line:
     """One end of a connection apart from the collectives of `Comm`. Several threads may use a line each at the same time. A lost peer raises
-    PeerError on its own line only. Rank `peer` of `comm` opens the other with the same `name`, which serves one line. Raises PeerError."""
+    PeerError on its own line only."""
 
-    def __init__(self, comm: Comm, peer: int, name: str, meeting: timedelta = MEETING) -> None:
-        assert isinstance(comm, TorchComm)
-        own, self.worker = comm.ranks[comm.rank], comm.ranks[peer]
-        both = sorted((own, self.worker))
-        self._traffic = comm.traffic
-        self._other = both.index(self.worker)
-        self._group: Any = None  # a ProcessGroupGloo; the stubs know neither send nor recv
-        with self._peer("meet it"):
-            store = _part_of_store(f"line/{name}/{both[0]}-{both[1]}", meeting)
-            # First, since gloo goes on trying to reach a peer that was there once.
-            self._meet(store, own, meeting)
-            self._group = dist.ProcessGroupGloo(store, both.index(own), 2, meeting)
-
-    def _meet(self, store: dist.Store, own: int, meeting: timedelta) -> None:
-        store.set(f"here/{own}", "")
-        last = time.monotonic() + meeting.total_seconds()
-        while not store.check([f"here/{self.worker}"]):
-            if time.monotonic() > last:
-                raise PeerError(f"worker {self.worker} did not come within {duration(meeting.total_seconds())}", AGAIN)
-            time.sleep(_LOOK_S)  # `wait` prints a warning of torch's when one doesn't come
+    def __init__(self, worker: int, group: Any, traffic: Traffic) -> None:
+        """`group`: of this rank and `worker`."""
+        self.worker, self._group, self._traffic = worker, group, traffic
 
     def _peer(self, doing: str) -> AbstractContextManager[None]:
         return peers(doing, None, f"worker {self.worker}")
@@ -75,7 +49,7 @@ class Line:
         for tensor in (torch.tensor([len(text)]), text, *vectors):
             self._traffic.add(tensor.nbytes)
             with self._peer("send to it"):
-                self._group.send([tensor.detach().cpu()], self._other, 0).wait(PATIENT)
+                dist.send(tensor.detach().cpu(), self.worker, self._group)
 
     def receive(self, device: torch.device) -> Message:
         """Returns what the peer sends next. Raises PeerError."""
@@ -86,29 +60,26 @@ class Line:
 
     def _received(self, room: Tensor) -> Tensor:
         with self._peer("receive from it"):
-            self._group.recv([room], self._other, 0).wait(PATIENT)
+            dist.recv(room, self.worker, self._group)
         return room
 
     def close(self) -> None:
         """Not during a `send` or `receive` here. A peer that waits gets PeerError."""
+        dist.destroy_process_group(self._group)
         self._group = None
 
 
-def _part_of_store(name: str, timeout: timedelta) -> dist.Store:
-    """The part of the job's store with this name, by a connection of its own: one that waits for a key keeps all else on its connection
-    waiting. RuntimeError.
-
-    Under torchrun each life of the workers has another part, as it has of what is torch's own.
-    """
-    own = private()
-    if own is None:
-        store = c10d._get_default_store()
-        while isinstance(store, dist.PrefixStore):
-            store = store.underlying_store
-        assert isinstance(store, dist.TCPStore)
-        own = dist.TCPStore(store.host, store.port, None, False, timeout, wait_for_workers=False)
-    own.set_timeout(timeout)
-    return dist.PrefixStore(f"stagerun/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}", own)
+def open_lines(comm: Comm) -> dict[int, Line]:
+    """On rank 0 the lines to all others, by rank; on these theirs to rank 0. Collective. Raises PeerError."""
+    assert isinstance(comm, TorchComm)
+    lines: dict[int, Line] = {}
+    for peer in range(1, comm.size):
+        with peers("open lines", comm.pulse):
+            group = dist.new_group([comm.ranks[0], comm.ranks[peer]], comm.timeout, "gloo")
+        if comm.rank in (0, peer):
+            other = peer - comm.rank
+            lines[other] = Line(comm.ranks[other], group, comm.traffic)
+    return lines
 
 
 # -- the order of pushes
@@ -170,18 +141,17 @@ def record_of(data: bytes) -> Record:
         if name not in found or found[name].dtype != dtype or not found[name].dim() or found[name].shape[1:] != shape:
             raise ValueError(f"not a record of pushes: `{name}` is missing, or not what a run writes")
     legs, iterations, replicas, _, order, staleness = (found[name].tolist() for name in _TYPES)
-    record = Record(staleness=staleness)
+    record, known = Record(staleness=staleness), {len(iterations), len(replicas), len(order), len(staleness)}
     for first, last, *_ in legs:
-        claims = order[first:last]
-        sound = first == record.last < last <= min(len(iterations), len(replicas), len(staleness))
-        if sound and sorted(claims) == list(range(last - first)):
-            record.iterations += [iterations[first + claim] for claim in claims]
-            record.replicas += [replicas[first + claim] for claim in claims]
-        done, seen = sorted(record.iterations[first:last]), enumerate(staleness[first:last])
-        if not sound or done != list(range(first, last)) or not all(0 <= behind <= at for at, behind in seen):
+        sound = first == record.last < last <= min(known) and sorted(order[first:last]) == list(range(last - first))
+        if sound:
+            record.iterations += [iterations[first + claim] for claim in order[first:last]]
+            record.replicas += [replicas[first + claim] for claim in order[first:last]]
+            sound = sorted(record.iterations[first:]) == list(range(first, last))
+        if not sound or not all(0 <= behind <= at for at, behind in enumerate(staleness[first:last])):
             raise ValueError(f"not a record of pushes: its leg at iteration {first} is not one that a run has")
         record.ends.append(last)
-    if {len(iterations), len(replicas), len(order), len(staleness)} != {record.last}:
+    if known != {record.last}:
         raise ValueError("not a record of pushes: it has others than those of its legs")
     return record
 

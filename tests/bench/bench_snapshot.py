@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from bench_step import CASES, LR, MOMENTUM
 from disks import HookedDisk, commit
-from facade import Capture, TrainState, combined, digests, make_state, momentum, recipe, weights
+from facade import Capture, TrainState, combined, digests, finite, make_state, momentum, recipe, weights
 from turns import parser, ratio, spread, turns
 
 from stagerun import store
@@ -68,13 +68,13 @@ def ours(state: TrainState, capture: Capture, out: Path, iter: int) -> Parts:
         with timed(parts, "read back"):
             store.verify(store.LocalDisk(), out, ref.name)
         with timed(parts, "delete"):
-            store.drop(store.LocalDisk(), out, ref)
+            store.discard(store.LocalDisk(), out, ref.name)
     found: dict[str, int] = {}
     with timed(parts, "several: copy and digest"):
         capture.take(state, found)
         combined(found)
     with timed(parts, "several: digest and check"):
-        found, good = digests(state)
+        found, good = digests(state), finite(state)
         combined(found)
         assert good
     return parts

@@ -10,7 +10,7 @@ from pathlib import Path
 import processes
 import small
 import tiny
-from facade import Iterated, Tail
+from facade import Iterated, Log
 
 from cluster.host import Started
 from cluster.hosts import Cluster
@@ -66,9 +66,9 @@ def locally(schedule: Path, out: Path, workers: int, *more: str, **init: int) ->
 
 def wait_for(out: Path, stage: str, iter: int, started: Started | None = None, timeout: float = 300) -> None:
     """Returns when the log tells of this iteration, or a later one of its stage."""
-    until, tail = time.monotonic() + timeout, Tail(out / "log.jsonl")
+    until, tail = time.monotonic() + timeout, Log(out / "log.jsonl")
     while True:
-        if any(isinstance(e, Iterated) and e.stage == stage and e.iter >= iter for _, e in tail()):
+        if any(isinstance(e, Iterated) and e.stage == stage and e.iter >= iter for _, e in tail):
             return
         ended = started is not None and started.process.poll() is not None
         assert not ended, f"ended before {stage} {iter}: {started and started.wait()}"
@@ -76,9 +76,9 @@ def wait_for(out: Path, stage: str, iter: int, started: Started | None = None, t
         time.sleep(0.01)
 
 
-def seen(tail: Tail) -> list[tuple[str, int]]:
+def seen(tail: Log) -> list[tuple[str, int]]:
     """The iterations that the log tells of since the last look."""
-    return [(event.stage, event.iter) for _, event in tail() if isinstance(event, Iterated)]
+    return [(event.stage, event.iter) for _, event in tail if isinstance(event, Iterated)]
 
 
 def nothing_left(cluster: Cluster, within_s: float = 10.0) -> str:

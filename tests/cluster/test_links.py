@@ -6,7 +6,7 @@ from pathlib import Path
 
 import processes
 import pytest
-from facade import Tail
+from facade import Log
 from processes import Spoken
 
 from cluster import jobs
@@ -45,7 +45,7 @@ def test_a_cut_of_5_s_heals(hosts, schedule, reference, tmp_path):
     run = start(hosts, schedule, out, "--timeout", "iteration=30s")
     jobs.wait_for(out, "cyc1", 3, run[0].run)
     hosts["node2"].cut()
-    tail = Tail(out / "log.jsonl")
+    tail = Log(out / "log.jsonl")
     time.sleep(0.5)
     jobs.seen(tail)
     time.sleep(4.5)

@@ -169,17 +169,8 @@ def png(image: np.ndarray) -> bytes:
     return stored(cv2.imencode(".png", image)[1].tobytes())
 
 
-@pytest.mark.parametrize(
-    ("odd", "kinds", "side", "words"),
-    [
-        (np.dstack([grey(83)] * 3), {"grey PNG": 159, "PNG": 1}, 28, "the image has 3 channels"),
-        (grey(83, 40), {"grey PNG": 160}, 40, "the image is 40 x 40 pixels"),
-    ],
-    ids=["colour", "size"],
-)
-def test_preflight_finds_the_one_odd_picture_of_which_the_side_file_tells(odd, kinds, side, words):
+def test_preflight_finds_the_one_odd_picture_of_which_the_side_file_tells():
     values, sides = [png(grey(i)) for i in range(160)], [(28, 28)] * 160
-    values[83], sides[83] = png(odd), (side, side)
-    with pytest.raises(DataError, match=f"^/data/toy_lmdb: record `00000083`: {words}") as error:
-        loader(sided(values, kinds, sides), Transform()).preflight(samples=3)
-    assert side == 40 or error.value.hint.startswith("convert that file to grey")
+    values[83], sides[83] = png(grey(83, 40)), (40, 40)
+    with pytest.raises(DataError, match=r"^/data/toy_lmdb: record `00000083`: the image is 40 x 40 pixels"):
+        loader(sided(values, {"grey PNG": 160}, sides), Transform()).preflight(samples=3)

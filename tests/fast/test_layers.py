@@ -16,33 +16,34 @@ TRUNK = (
     "models", "comm", "engine", "launch", "logs", "train", "manual", "cli",
 )  # fmt: skip
 TOOLS = {
-    "caffe", "library", "new", "plan", "data", "diff", "fmt", "lint", "lsp", "rehearse", "report", "retry", "slurm", "status",
+    "caffe", "library", "new", "plan", "data", "diff", "fmt", "lint", "lsp", "parallel", "rehearse", "report", "retry", "slurm", "status",
     "verify", "view", "weights",
 }  # fmt: skip
 # Features that most runs don't use, each whole in one folder. A wing imports the trunk.
 WINGS = {"wire"}
-# What a tool imports of another tool, with the reason.
-TOOL_IMPORTS_TOOL = {
-    "plan": "lint weights.fetch view.chart",  # `check`, `check --fetch`; all draw the chart of the page
+TOOL_IMPORTS_TOOL = {  # with the reason
+    "plan": "lint weights.fetch view.chart status.output",  # `check`, `check --fetch`; all draw the chart of the page
     "lsp": "plan.why plan.history fmt.style lint",  # the editor shows what the commands print
-    "new": "plan.check",  # a new schedule is checked
-    "diff": "plan.plot",
-    "report": "view.looking",
-    "library": "report.command report.look report.table weights.selection",  # it gives what their commands print
+    "diff": "plan.plot status.output",
+    "report": "view.looking status.evaluated status.look status.output",
+    "library": "report.command report.look report.table status.output weights.selection weights.stored",  # it gives what their commands print
     # The page shows what the commands print, of the same values.
-    "view": "plan.why lint plan.command report.command report.compare report.history report.look report.replay report.table status.command",
-    "weights": "data.pictures",  # pictures are read, cut and shown as the LMDBs' are
+    "view": "plan.why lint plan.command plan.hours status.look status.output report.command report.compare report.history report.look report.replay report.table status.command",
+    "new": "plan.check data.indexing data.progress",  # a new schedule is checked, its images counted; its LMDBs get their side files
+    "rehearse": "data.indexing data.new_lmdb status.output",  # images where the real ones are not; DIR is understood as everywhere
+    "verify": "rehearse.synthetic weights.stored status.output",
+    # Pictures are read, cut and shown as the LMDBs' are; Caffe's history.
+    "weights": "data.images data.pictures data.progress caffe.solver_state status.output",
 }
 # The engine gets values and yields events: it knows no files, no plan and no snapshots.
 NOT_FROM_ENGINE = {"language", "plan", "store", "data", "launch", "train"}
 
 # Who may import torch: anywhere, or inside functions that start workers, which want it by then.
 TORCH = {"models", "comm", "engine", "train", "wire", "tools.rehearse", "tools.weights", "tools.verify"}
-TORCH_INSIDE_FUNCTIONS = {"launch", "tools.library", "tools.plan"}
+TORCH_INSIDE_FUNCTIONS = {"launch", "tools.caffe", "tools.library", "tools.plan"}
 # What click loads for one line of help or a mistake in the arguments, and `run` for one in DIR; and everything outside TORCH besides.
 COMMANDS = ("command", "first_look")
-# And what of a wing the language and plans read.
-LIGHT = {f"stagerun.wire.{name}" for name in ("values", "rules", "choices", "replay")}
+LIGHT = {f"stagerun.wire.{name}" for name in ("values", "rules", "choices", "replay")}  # the language reads them
 
 
 class Import(NamedTuple):

@@ -183,7 +183,7 @@ SENT = [iterated("init", i, sent_bytes=20_000 + 4_000 * (i % 2)) for i in range(
     ],
 )
 def test_progress_lines_say_what_was_sent_and_how_stale_it_was(dense, iterations, words, capsys):
-    with Console({"init": 2}, PARENTS, live=False) as console:
+    with Console({"init": 2}, PARENTS) as console:
         feed(console, BEGUN, started("init", 1, dense_bytes=dense), *iterations)
     lines = [line for line in capsys.readouterr().out.splitlines() if "images/s" in line]
     assert [re.sub(".*images/s  (.*?)[0-9]+ s left.*", r"\1", line) for line in lines] == words
@@ -211,7 +211,7 @@ def test_so_does_the_live_line_where_there_is_room(dense, iterations, words, at_
     ],
 )
 def test_bytes_and_their_share_of_dense(bytes, text, capsys):
-    with Console({"init": 1}, PARENTS, live=False) as console:
+    with Console({"init": 1}, PARENTS) as console:
         feed(console, BEGUN, started("init", 1, dense_bytes=DENSE), iterated("init", 1, sent_bytes=bytes))
     assert f"  {text}  " in capsys.readouterr().out
 

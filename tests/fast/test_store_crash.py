@@ -105,7 +105,7 @@ def goes_on(disk: Disk, out: Path) -> None:
 Operation = Callable[[HookedDisk, Path], object]
 OPERATIONS: list[tuple[Operation, list[int]]] = [
     (lambda disk, out: commit(disk, out, 300), [100, 200, 300]),
-    (lambda disk, out: store.drop(disk, out, store.inventory(disk.disk, out).snapshots[0]), [200]),
+    (lambda disk, out: store.discard(disk, out, store.inventory(disk.disk, out).snapshots[0].name), [200]),
     (lambda disk, out: store.set_aside(disk, out, "cyc1-00000100-a0001"), [200]),
 ]
 operations = pytest.mark.parametrize(("operate", "afterwards"), OPERATIONS, ids=["commit", "drop", "set_aside"])

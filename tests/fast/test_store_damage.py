@@ -57,7 +57,7 @@ def assert_detected(out: Path, ref: SnapshotRef) -> None:
     for read in (
         lambda: store.read(DISK, out, ref),
         lambda: store.read_folder(DISK, out / "snapshots" / ref.name),
-        lambda: [store.read_file(DISK, out, ref.name, file) for file in FILES],
+        lambda: [store.read_file(DISK, out / "snapshots" / ref.name, file)[1] for file in FILES],
     ):
         with pytest.raises(Damaged) as caught:
             read()
@@ -72,7 +72,7 @@ def test_what_is_committed_is_read_wherever_it_lies(out, tmp_path):
     moved = shutil.copytree(out / "snapshots" / ref.name, tmp_path / "elsewhere" / ref.name)
     assert store.read_folder(DISK, moved) == (ref, FILES)
     with pytest.raises(Damaged, match=r"has no ema\.safetensors"):
-        store.read_file(DISK, out, ref.name, "ema.safetensors")
+        store.read_file(DISK, out / "snapshots" / ref.name, "ema.safetensors")[1]
 
 
 def test_the_id_is_of_content_and_place_alone(out):
@@ -189,7 +189,7 @@ def test_something_else_in_place_of_a_snapshot(out, make):
 
 def test_a_snapshot_swapped_for_another_is_not_read_in_its_place(out):
     ref = the_one(out)
-    store.drop(DISK, out, ref)
+    store.discard(DISK, out, ref.name)
     other = commit(out, 100, **{"model.safetensors": b"other weights"})
     with pytest.raises(Damaged, match="id"):
         store.read(DISK, out, ref)
@@ -213,7 +213,7 @@ def test_a_snapshot_that_a_run_deletes_meanwhile_is_not_damaged(out):
 
     class Racing(LocalDisk):
         def read(self, path: Path, limit: int) -> bytes:
-            store.drop(DISK, out, ref)
+            store.discard(DISK, out, ref.name)
             return super().read(path, limit)
 
     assert store.inventory(Racing(), out) == store.Inventory()

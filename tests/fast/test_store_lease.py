@@ -39,7 +39,7 @@ class Clock:
 
 def lease(out: Path, me: Identity = HERE, clock: Clock | None = None, disk: store.Disk | None = None) -> Lease:
     clock = clock or Clock()
-    return Lease(disk or LocalDisk(), out, LocalDisk(), me, clock=lambda: clock.now, pause=clock.pause)
+    return Lease(disk or LocalDisk(), out, me, clock=lambda: clock.now, pause=clock.pause)
 
 
 def taken(out: Path, me: Identity = HERE, locked: bool = True, clock: Clock | None = None) -> Lease:
@@ -51,9 +51,7 @@ def taken(out: Path, me: Identity = HERE, locked: bool = True, clock: Clock | No
 
 
 def life(out: Path, attempt: int) -> Life:
-    found = next(seen.life for seen in store.last_lives(LocalDisk(), out, KEPT) if seen.attempt == attempt)
-    assert found is not None
-    return found
+    return next(one for one in store.last_lives(LocalDisk(), out, KEPT) if one.attempt == attempt)
 
 
 def newest(out: Path) -> int:
@@ -470,7 +468,7 @@ class OldList(LocalDisk):
 def test_without_locks_the_lease_alone_decides(out):
     clock = Clock()
     with audited.no_flock(errno.ENOLCK):
-        with Lock(out, optional=True) as lock:
+        with Lock(out) as lock:
             assert not lock.held
         first = taken(out, locked=False)  # this process lives
         with pytest.raises(FolderInUseError, match=f"process {os.getpid()} on"):

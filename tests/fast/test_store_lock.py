@@ -14,7 +14,7 @@ from facade import FolderInUseError, StorageError
 
 from stagerun import store
 from stagerun.store import LocalDisk, Lock
-from stagerun.store.side_folders import claim
+from stagerun.tools.rehearse.throw_away import claim
 
 
 def test_released_it_is_free_and_the_file_stays(tmp_path):
@@ -65,12 +65,13 @@ def test_while_it_tries_again_the_lock_may_come_free_or_get_the_name_of_its_hold
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_file_system_without_locks_is_refused(tmp_path, code):
-    with audited.no_flock(code), pytest.raises(StorageError, match="has no locks") as caught:
-        Lock(tmp_path).acquire()
+def test_a_file_system_without_locks_is_refused_for_what_nothing_else_decides(tmp_path, code):
+    with audited.no_flock(code), ExitStack() as stack:
+        with Lock(tmp_path) as lock:
+            assert not lock.held
+        with pytest.raises(StorageError, match="has no locks") as caught:
+            claim(tmp_path / "x", "work", stack)
     assert "flock" in caught.value.hint
-    with Lock(tmp_path):
-        pass
 
 
 @pytest.mark.parametrize("folder, lock", [(0o755, 0o600), (0o777, 0o660), (0o2775, 0o660), (0o700, 0o600)])

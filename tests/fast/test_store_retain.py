@@ -74,7 +74,7 @@ def test_what_nfs_holds_on_to_waits_for_the_next_sweep(tmp_path):
                 raise OSError(16, "Device or resource busy")
             super().unlink(path)
 
-    store.drop(Busy(), tmp_path, old)
+    store.discard(Busy(), tmp_path, old.name)
     assert [r.iter for r in store.inventory(DISK, tmp_path).snapshots] == [2]
     (held,) = store.sweep(Busy(), tmp_path)
     assert held.startswith(".trash-a-00000001")
@@ -113,7 +113,7 @@ def test_a_folder_that_somebody_put_inside_is_not_deleted(tmp_path):
     old = commit(tmp_path, "a", 1)
     (tmp_path / "snapshots" / old.name / "notes").mkdir()
     (tmp_path / "snapshots" / old.name / "notes" / "f").write_bytes(b"x")
-    store.drop(DISK, tmp_path, old)
+    store.discard(DISK, tmp_path, old.name)
     (held,) = store.sweep(DISK, tmp_path)
     assert os.listdir(tmp_path / "snapshots" / held) == ["notes"]
 

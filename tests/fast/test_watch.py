@@ -1,14 +1,9 @@
 """Who is to blame when a job hangs, and who is slow: the record that a worker writes and its monitor reads, the monitors among each other, and the
 judgement over what is known of each rank."""
 
-import asyncio
-import functools
 import math
 import random
 import socket
-import time
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +12,8 @@ from facade import Limits, Pulse, Section
 
 from stagerun.command.shared import limits
 from stagerun.launch.watch.judge import SLOW, WINDOW, Pace, Seen, judge, quiet, tick
+from stagerun.launch.watch.monitor import shortened
 from stagerun.launch.watch.peers import Peers
-from stagerun.launch.watch.process import shortened
 from stagerun.system.pulse import SIZE, Beat, beating, read
 
 ITERATION, EVALUATION, SAVE, START = Section.ITERATION, Section.EVALUATION, Section.SAVE, Section.START
@@ -45,6 +40,7 @@ CASES = {
     "a host is cut off": ([seen(0, 60, True), seen(1, 60, True), seen(2, 0, True, silence=60.0), seen(3, 0, silence=60.0)], [2, 3]),
     "a host has been silent for less": ([seen(0, 59, True), seen(1, 0, silence=59.0)], []),
     "a host is cut off where sections are long": ([seen(0, 61, True, section=START), seen(1, 0, True, section=START, silence=61.0)], [1]),
+    "a monitor was killed, and the job goes on": ([seen(0, 0.5, True), seen(1, 600, True, silence=600.0)], []),
     "one whose steps took 20 s has ten times as long": ([seen(0, 199, True), seen(1, 199, slowest=20.0)], []),
     "and not longer": ([seen(0, 201, True), seen(1, 201, slowest=20.0)], [1]),
     "nothing is known of how long a step takes": ([seen(0, 599, slowest=0.0)], []),
@@ -409,125 +405,81 @@ def test_time_outs(words):
 # -- the monitors among each other
 
 TOKEN = "a" * 32
+HUB, SPOKE = seen(0, 0.0), seen(1, 0.0)
 
 
 class Pair:
-    """The monitors of two ranks in one process."""
+    """The monitors of two ranks."""
 
     def __init__(self) -> None:
-        self.ends: list[str] = []
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.place = {
-            "token": TOKEN,
-            "name": "node0",
-            "family": int(socket.AF_INET),
-            "address": self.listener.getsockname(),
-        }
-        self.hub, self.spoke = (Peers(rank, 2, self.ends.append) for rank in range(2))
+        self.hub, self.spoke = Peers(0, 2), Peers(1, 2)
+        self.sockets = [socket.socket(type=socket.SOCK_DGRAM) for _ in range(2)]
+        for one in self.sockets:
+            one.bind(("127.0.0.1", 0))
+        self.address = self.sockets[0].getsockname()
+        self.sockets[1].connect(self.address)
+        self.hub.meet(TOKEN, self.sockets[0])
+        self.spoke.meet(TOKEN, self.sockets[1])
 
-    async def until(self, found: Callable[[], object]) -> None:
-        """Both look and listen."""
-        end = time.monotonic() + 120
-        while not found():
-            assert time.monotonic() < end
-            self.spoke.speak(seen(1, 0.0))
-            self.hub.speak(seen(0, 0.0))
-            await asyncio.sleep(0.01)
-
-    async def meet(self) -> None:
-        await self.hub.listen(self.listener)
-        self.hub.meet(self.place)
-        self.spoke.meet(self.place)
-        await self.until(lambda: self.known(self.hub) and self.known(self.spoke))
-
-    @staticmethod
-    def known(side: Peers) -> list[int]:
-        return [one.rank for one in side.seen(time.monotonic())]
-
-
-def in_a_loop(test: Callable[..., Any]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(*args: object, **named: object) -> None:
-        asyncio.run(test(*args, **named))
-
-    return run
+    def exchange(self, spoke: Seen = SPOKE, hub: Seen = HUB, end: str = "", now: float = 100.0) -> str:
+        """Each speaks once; return what the spoke hears of the end. A datagram on the loopback device is there at once."""
+        self.spoke.speak(spoke)
+        self.hub.hear(now)
+        self.hub.speak(hub, end)
+        return self.spoke.hear(now)
 
 
 @pytest.fixture
 def pair():
     pair = Pair()
     yield pair
-    pair.listener.close()
+    for one in pair.sockets:
+        one.close()
 
 
-@in_a_loop
-async def test_who_comes_before_the_token_is_known_comes_again_and_one_with_another_does_not(pair):
-    await pair.hub.listen(pair.listener)
-    pair.hub.meet({"token": "b" * 32})
-    pair.spoke.meet(pair.place)
-    await asyncio.sleep(0.5)
-    now = time.monotonic()
-    assert not pair.known(pair.hub) and not pair.spoke.gone(now) and not pair.spoke.judged(now)
-    pair.hub.meet(pair.place)
-    await pair.until(lambda: pair.known(pair.hub) == [1] and pair.known(pair.spoke) == [0])
-
-
-@pytest.mark.parametrize("said", [b"", b"[]\n", b"nonsense\n", b"[" * 50_000 + b"\n", b'{"token": "' + b"x" * 70_000])
-@in_a_loop
-async def test_a_stranger_is_sent_away(pair, said):
-    await pair.meet()
-    reader, writer = await asyncio.open_connection(*pair.place["address"])
-    writer.write(said)
-    writer.write_eof()
-    with suppress(ConnectionError):
-        assert await reader.read() == b""
-    writer.close()
-
-
-@in_a_loop
-async def test_for_a_monitor_that_goes_without_a_word_no_rank_is_blamed(pair):
-    await pair.meet()
-    pair.spoke.peers[0].left = 0.0  # it doesn't come again
-    pair.spoke.peers[0].writer.close()
-    await pair.until(lambda: not pair.known(pair.hub))
-    now = time.monotonic()
-    assert pair.hub.gone(now) == ["rank 1 on node0"]
-    assert judge([seen(0, 900, waiting=True), *pair.hub.seen(now)], 2, Limits()) is None
+def test_a_stranger_is_not_heard(pair):
+    pair.spoke.meet("b" * 32, pair.sockets[1])
+    pair.exchange()
+    for said in (
+        b"",
+        b"[]\n",
+        b"nonsense",
+        b"\xff",
+        b"[" * 50_000,
+        b'{"token": "' + b"x" * 60_000,
+        b'{"token": "", "rank": 1}',
+    ):
+        pair.sockets[1].sendto(said, pair.address)
+    pair.hub.hear(100.0)
+    assert not pair.hub.seen(100.0) and not pair.spoke.seen(100.0) and not pair.spoke.judged(100.0)
 
 
 @pytest.mark.parametrize("size, gone", [(2, True), (1000, False)])
-@in_a_loop
-async def test_who_speaks_seldom_is_not_gone(pair, size, gone):
+def test_who_speaks_seldom_is_not_gone(pair, size, gone):
     """Each of a thousand ranks speaks once in two seconds."""
     pair.hub.size = pair.spoke.size = size
-    await pair.meet()
-    later = max(pair.hub.peers[1].heard, pair.spoke.peers[0].heard) + 2.5
-    assert bool(pair.hub.gone(later)) is gone is bool(pair.spoke.gone(later)) is not pair.spoke.judged(later)
+    pair.exchange()
+    assert bool(pair.hub.gone(102.5)) is gone is bool(pair.spoke.gone(102.5)) is not pair.spoke.judged(102.5)
+    pair.hub.woke(102.5)
+    assert not pair.hub.gone(102.5), "this process itself was stopped"
 
 
 @pytest.mark.parametrize("worded", [True, False])
-@in_a_loop
-async def test_a_worker_that_was_killed_is_gone_and_one_that_ends_with_an_error_is_not(pair, worded):
+def test_a_worker_that_was_killed_is_gone_and_one_that_ends_with_an_error_is_not(pair, worded):
     """Both are blamed by those that wait for them."""
-    await pair.meet()
-    pair.spoke.send({"bye": True, "worded": worded})
-    await pair.until(lambda: pair.hub.peers[1].left is not None)
-    now = time.monotonic()
-    assert pair.hub.gone(now) == ([] if worded else ["rank 1 on node0"])
-    assert judge([seen(0, 59, waiting=True), *pair.hub.seen(now + 61)], 2, Limits()) is None
-    verdict = judge([seen(0, 61, waiting=True), *pair.hub.seen(now + 61)], 2, Limits())
+    pair.exchange(spoke=replace(SPOKE, ended=1e-9, worded=worded))
+    assert pair.hub.gone(100.0) == ([] if worded else ["rank 1 on node0"])
+    assert judge([seen(0, 59, waiting=True), *pair.hub.seen(161.0)], 2, Limits()) is None
+    verdict = judge([seen(0, 61, waiting=True), *pair.hub.seen(161.0)], 2, Limits())
     assert verdict is not None and "rank 1 on node0 has ended" in verdict.message()
 
 
-@in_a_loop
-async def test_what_rank_0_decides_the_others_hear_and_that_it_is_gone(pair):
-    await pair.meet()
-    assert pair.spoke.judged(time.monotonic())
-    pair.hub.send({"end": "it hangs"})
-    pair.spoke.send({"end": "a rank may not say so"})
-    await pair.until(lambda: pair.ends)
-    pair.hub.send({"bye": True, "worded": False})
-    await pair.until(lambda: not pair.spoke.judged(time.monotonic()))
-    assert pair.ends == ["it hangs"] and pair.spoke.gone(time.monotonic()) == ["rank 0 on node0"]
-    verdict = judge([seen(1, 61, waiting=True), *pair.spoke.seen(time.monotonic() + 61)], 2, Limits())
+def test_what_rank_0_decides_the_others_hear_and_that_it_is_gone(pair):
+    assert pair.exchange() == "" and pair.spoke.judged(100.0)
+    assert pair.exchange(end="it hangs") == "it hangs"
+    pair.spoke.speak(SPOKE, "a rank may not say so")
+    assert pair.hub.hear(100.0) == ""
+    pair.exchange(hub=replace(HUB, ended=1e-9, worded=False))
+    assert not pair.spoke.judged(100.0) and pair.spoke.gone(100.0) == ["rank 0 on node0"]
+    verdict = judge([seen(1, 61, waiting=True), *pair.spoke.seen(161.0)], 2, Limits())
     assert verdict is not None and "rank 0 on node0 has ended" in verdict.message()

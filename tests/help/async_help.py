@@ -72,16 +72,19 @@ class Job(Threads):
     def __init__(self, size: int) -> None:
         super().__init__(size, threading.Semaphore(size))
         self.lock = threading.Lock()
-        self.lines: dict[tuple[str, tuple[int, int]], tuple[Wire, Wire]] = {}
+        self.lines: dict[tuple[int, int], tuple[Wire, Wire]] = {}
 
-    def line(self, comm: "JobComm", peer: int, name: str) -> Wire:
+    def open(self, comm: "JobComm") -> dict[int, Wire]:
+        return {peer: self.line(comm, peer) for peer in (range(1, comm.size) if comm.rank == 0 else [0])}
+
+    def line(self, comm: "JobComm", peer: int) -> Wire:
         both = (min(comm.rank, peer), max(comm.rank, peer))
         with self.lock:
-            return self.lines.setdefault((name, both), wires())[comm.rank > peer]
+            return self.lines.setdefault(both, wires())[comm.rank > peer]
 
     def kill(self, worker: int) -> None:
         with self.lock:
-            for (_, both), (end, _) in self.lines.items():
+            for both, (end, _) in self.lines.items():
                 if worker in both:
                     end.close()
 
@@ -196,7 +199,7 @@ class Stage:
                 return None
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(asynchronous, "Line", job.line)
+            patch.setattr(asynchronous, "open_lines", job.open)
             return job.run(one)
 
     def replay(self, recorded: Record, replicas: int, **rest: Any) -> list[Found | None]:

@@ -162,7 +162,6 @@ LIMITS = {
     "MemoryError()": (74, "1.0 TB of address space here", "ulimit -v"),
     "RuntimeError('DefaultCPUAllocator: can\\'t allocate memory: you')": (74, "1.0 TB of address", "ulimit -v"),
     "RuntimeError('could not create a primitive')": (74, "1.0 TB of address space here", "ulimit -v"),
-    "RuntimeError('Unable to open /dev/urandom')": (74, "needs random numbers", "/dev/urandom in this container"),
     "RuntimeError('CUDA out of memory')": (70, "CUDA out of memory", ""),
 }
 MEETS = """

@@ -87,7 +87,7 @@ def test_killed_stopped_and_gone_on_with(tmp_path):
 def test_a_kill_half_way_leaves_no_lmdb_under_the_final_name(tmp_path):
     program = """
 import os, signal, sys
-from stagerun.data.write import write_lmdb
+from stagerun.tools.data.new_lmdb import write_lmdb
 def values():
     yield from [bytes(1000)] * 5000
     os.kill(os.getpid(), signal.SIGKILL)

@@ -247,7 +247,7 @@ def test_a_recipe_of_another_version_is_refused_with_its_line(tmp_path):
         (["{base}"], 64, "neither a schedule's folder"),
         (["{snapshot}", "--ema"], 64, "no averaged weights"),
         (["{snapshot}", "--data", "{base}"], 65, "with --data"),
-        (["{snapshot}", "--device-batch", "0"], 64, "--device-batch must be 1 or more"),
+        (["{snapshot}", "--device-batch", "0"], 64, "'--device-batch': 0 is not in the range x>=1"),
         (["{snapshot}", "--views", "3crop"], 64, ""),
     ],
 )

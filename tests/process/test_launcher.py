@@ -153,7 +153,7 @@ def test_a_sigterm_after_a_death_is_not_announced_and_the_launchers_is_once(tmp_
     stop = installed()
     signal.raise_signal(signal.SIGTERM)
     assert stop() and capfd.readouterr().err == ""
-    folder.ask(tmp_path, signal.SIGUSR1)
+    folder.leave(tmp_path / "stop", [signal.SIGUSR1, time.monotonic()])
     for _ in range(2):
         signal.raise_signal(signal.SIGTERM)
     told = "SIGTERM: stopping after this iteration, to save"
@@ -268,11 +268,12 @@ def test_an_interrupt_from_the_last_word_on_does_not_deny_it(event, tmp_path, mo
 
 def test_a_worker_that_comes_late_finds_the_request(tmp_path, monkeypatch, handlers):
     monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path))
-    asked = folder.ask(tmp_path, signal.SIGUSR1)
+    asked_at = time.monotonic()
+    folder.leave(tmp_path / "stop", [signal.SIGUSR1, asked_at])
     stop = installed(50.0)
     assert stop.signal is signal.SIGUSR1, "and not the SIGTERM by which the launcher passes it on"
     left = stop.left()
-    assert left is not None and left <= 50.0 - (time.monotonic() - asked.at) + 1.0
+    assert left is not None and left <= 50.0 - (time.monotonic() - asked_at) + 1.0
 
 
 # In the place of a worker: it hears signals, and hangs.
@@ -346,7 +347,7 @@ def test_the_launcher_ends_workers_whose_time_is_over(tmp_path, capfd):
 def test_a_second_interrupt_of_the_launcher_ends_at_once(tmp_path, capfd, first, saved):
     leaves = '{"code": 75, "text": "all is saved"}' if saved else ""
     assert launcher(tmp_path, 60.0, [*first, signal.SIGINT], leaves) == (75 if saved else 130)
-    assert ("all is saved" if saved else "ended without saving") in capfd.readouterr().err
+    assert ("all is saved" if saved else "ended without saving") in capfd.readouterr().out
 
 
 def test_without_room_for_temporary_files_it_says_so(tmp_path):

@@ -1,6 +1,5 @@
 """Workers that something else starts: TorchX, RANK and its like set by hand, our launcher."""
 
-import fcntl
 import os
 import re
 import shlex
@@ -193,16 +192,11 @@ def test_temporary_files_where_no_inodes_are_left(base, tmp_path):
         assert "said nothing" not in done.stderr, done.stderr
 
 
-def test_what_a_killed_launcher_left_goes_with_the_next_run(base, tmp_path):
-    left, held, link = (tmp_path / f"stagerun-run-{n}" for n in ("left", "held", "link"))
-    beside, new = tmp_path / "beside", tmp_path / ".stagerun-run-new"  # just being made, and not locked yet
-    for folder in (left, new, held, beside):
-        folder.mkdir(0o700)
-        (folder / "logs").mkdir()
-    link.symlink_to(beside)  # who may write to /tmp can make one, to any folder of ours
-    lock = os.open(held, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)  # of a launcher in another container that shares /tmp
-    small.run(base / "schedule", tmp_path / "out", "--only", "init", env={**os.environ, "TMPDIR": str(tmp_path)})
-    os.close(lock)
-    assert not left.exists() and new.exists()
-    assert link.is_symlink() and (beside / "logs").exists() and (held / "logs").exists()
+def test_a_killed_launcher_leaves_no_folder(base, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    run = small.start(base / "schedule", tmp_path / "out", *small.ENDLESS, nproc=2)
+    small.wait_for(tmp_path / "out" / "snapshots" / "init-00000002-a0001", run)
+    assert list(tmp_path.glob("stagerun-run-*"))
+    run.process.kill()
+    run.wait()
+    assert run.gone() and not list(tmp_path.glob("stagerun-run-*"))

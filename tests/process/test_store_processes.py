@@ -42,7 +42,7 @@ def child(work: Callable[[Callable[[str], object]], object]) -> Iterator[tuple[i
 
 def test_a_stopped_process_that_wakes_up_publishes_nothing(out):
     def work(say: Callable[[str], object]) -> None:
-        one = Lease(LocalDisk(), out, LocalDisk(), replace(NODE7, pid=os.getpid()), beat_s=0.005)
+        one = Lease(LocalDisk(), out, replace(NODE7, pid=os.getpid()), beat_s=0.005)
         one.wait(False, print)
         one.take("", ())
         one.keep_beating()

@@ -121,7 +121,7 @@ def test_a_word_of_another_process_takes_the_place_of_the_live_line():
     program = """import os, sys
 from stagerun.system import signals
 from stagerun.command.ending import over_live_line, tell
-from stagerun.launch.watch.process import say as monitors
+from stagerun.launch.watch.monitor import say as monitors
 over_live_line()
 for say in (tell, lambda text: print(text, file=sys.stderr), signals.say, lambda text: monitors(text + "\\n")):
     os.write(1, b"init 5 %  ####  1/20")

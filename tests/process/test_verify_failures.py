@@ -40,3 +40,10 @@ def test_a_run_that_skipped_iterations_is_proven(tmp_path, data):
     done = small.run(folder, out)
     assert done.returncode == 0 and "at iteration 6, LR 0.05: skipped" in done.stdout
     assert verdict(folder, out) == (0, "BIT-EXACT", 2, []), "to 5, and over the failure to 10"
+
+
+def test_a_stage_without_proofs_stands_between_two_that_have_them(tmp_path, data):
+    proven, out = "max_iter: 2 audit_param { proof_iter: 1 }", tmp_path / "out"
+    folder = make_schedule(tmp_path / "s", data, first=proven, between="max_iter: 1", last=proven)
+    assert small.run(folder, out).returncode == 0
+    assert verdict(folder, out, "--proofs", 0) == (0, "CONSISTENT", 0, [])

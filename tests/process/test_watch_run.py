@@ -16,7 +16,7 @@ import small
 from processes import events, until
 
 from stagerun import store
-from stagerun.launch.watch import process
+from stagerun.launch.watch import monitor
 
 HOST = socket.gethostname()
 # Longer than a step may take on a busy machine.
@@ -69,15 +69,12 @@ def test_a_stopped_rank_is_named_and_nothing_is_left(base, tmp_path):
     assert code == 69, text
     told = text[text.index("rank 1 on ") :]
     assert told.startswith(f"rank 1 on {HOST} has not moved for ") and "(time-out 10 s) in section " in told
-    assert "is stopped (state T)" in told
-    # A busy machine may take longer to write a stack than there is time for; of a deep one the first calls are left out.
-    assert "the Python stack" not in told or "stagerun/train/stage.py" in told or " more\n" in told
+    assert "is stopped (state T)" in told and "the Python stack" not in told
     assert "hint: run the same command again" in told and text.count("has not moved") == 1
     assert "Traceback" not in text and "lost the other workers" not in text
     (failed,) = events(out, "Failed")
     assert failed["code"] == 69 and failed["text"] == told.strip()
     assert json.loads((out / "log.jsonl").read_text().splitlines()[-1]) == failed
-    # Rank 1 was sent on for its stack, and perhaps trained on: what is saved is in the log.
     logged = {(e["stage"], e["iter"]) for e in events(out, "Iterated")}
     saved = {(ref.stage, ref.iter) for ref in store.inventory(store.LocalDisk(), out).snapshots}
     assert saved and saved <= logged, saved - logged
@@ -86,7 +83,7 @@ def test_a_stopped_rank_is_named_and_nothing_is_left(base, tmp_path):
 
 WORKER = """
 import faulthandler, os, threading, time
-from stagerun.launch.watch.process import STACK_SIGNAL
+from stagerun.launch.watch.monitor import STACK_SIGNAL
 stack = os.memfd_create("stack")
 faulthandler.register(STACK_SIGNAL, os.fdopen(stack, "wb", buffering=0), all_threads=True)
 def hangs_here():
@@ -97,9 +94,9 @@ hangs_here()
 """
 
 
-@pytest.mark.parametrize("rank, stopped, answers", [(0, False, True), (1, True, True), (0, True, False)])
-def test_a_workers_stack(rank, stopped, answers):
-    """Also of one that is stopped, but for rank 0, which stays so."""
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_workers_stack(stopped):
+    """One that is stopped stays so."""
     with subprocess.Popen([sys.executable, "-c", WORKER], stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
@@ -109,12 +106,12 @@ def test_a_workers_stack(rank, stopped, answers):
                 os.kill(child.pid, signal.SIGSTOP)
                 os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
             while not text and time.monotonic() < end:  # a busy machine
-                text = process.stack(rank, child.pid, thread, memory)
-                if not answers:
+                text = monitor.stack(child.pid, thread, memory)
+                if stopped:
                     break
-            assert ("in hangs_here" in text) == answers
-            assert (process.state(child.pid) == "T") == (stopped and not answers)
-            process.kill(child.pid)  # only a monitor's own worker
+            assert ("in hangs_here" in text) != stopped
+            assert (monitor.state(child.pid) == "T") == stopped
+            monitor.kill(child.pid)  # only a monitor's own worker
             time.sleep(0.1)
             assert child.poll() is None
             os.close(memory)
@@ -127,13 +124,14 @@ def test_a_workers_stack(rank, stopped, answers):
     (1, 0, "stopped"), (3, 0, "stopped"), (2, 1, "sleeps"), (1, 0, "holds Python's lock"), (2, 1, "holds Python's lock"),
 ])  # fmt: skip
 def test_a_rank_that_is_stopped_hangs_in_python_or_holds_its_lock(base, tmp_path, nproc, rank, what):
-    """Rank 0 is not sent on for its stack. A worker that can't end itself is killed; where it is the command itself, with a word."""
+    """A worker that can't end itself is killed; where it is the command itself, with a word."""
     out, stopped = tmp_path / "out", what == "stopped"
     run = training(base, out, nproc, *TIME_OUTS, hook="" if stopped else what)
     os.kill(run.ranks()[rank] if nproc > 1 else run.process.pid, signal.SIGSTOP if stopped else signal.SIGUSR2)
     code, text = run.wait()
     assert code == (-signal.SIGKILL if nproc == 1 and what != "sleeps" else 69), text
     assert f"rank {rank} on {HOST} has not moved for" in text and ("(state T)" in text) == stopped and run.gone(), text
+    # A busy machine may take longer to write a stack than there is time for.
     assert "the Python stack" not in text or ("sitecustomize.py" in text and not stopped)
     assert not stopped or len(list(events(out, "Failed"))) == 1
     if nproc == 3:

@@ -73,7 +73,7 @@ class Sequence:
         self.newest = commit(disk, self.iter, attempt, lease).iter
         keep, pinned = self.rng.randint(1, 3), store.pins(disk, OUT)
         for old in store.superfluous(store.inventory(disk, OUT).of("cyc1"), keep, pinned, 1 << 40):
-            store.drop(disk, OUT, old)
+            store.discard(disk, OUT, old.name)
 
     def pin(self, disk: store.Disk) -> None:
         """Or takes a pin off."""
@@ -107,7 +107,8 @@ def taken(disk: store.Disk) -> tuple[store.Lease, int]:
     def pause(seconds: float) -> None:
         now[0] += seconds
 
-    lease = store.Lease(disk, OUT, beats=disk, clock=lambda: now[0], pause=pause)
+    lease = store.Lease(disk, OUT, clock=lambda: now[0], pause=pause)
+    lease.beats = disk
     lease.wait(True, lambda text: None)
     return lease, lease.take("", store.attempts_seen(disk, OUT))
 

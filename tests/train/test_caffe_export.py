@@ -117,7 +117,7 @@ def test_export_and_import_of_a_state(type, data, tmp_path):
     assert schedule.stages[0].begins == 2 and not mistakes and len(made.of(Origin.FILE)) == len(made.rows)
     remembered = tensors(snapshot, MOMENTUM)
     live = {name: torch.zeros(value.shape, dtype=torch.from_numpy(value).dtype) for name, value in remembered.items()}
-    remember(schedule, schedule.stages[0], live)
+    remember(schedule.stages[0], live)
     for name, value in remembered.items():
         np.testing.assert_array_equal(live[name].numpy(), value)
     weights = caffe_blobs.tensors(caffe_blobs.net_in((made_in / "x.caffemodel").read_bytes()))

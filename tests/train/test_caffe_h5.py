@@ -88,7 +88,7 @@ def test_a_state_in_hdf5_goes_on_with_a_net(tmp_path):
     names = caffe_blobs.learnable(net)
     live = {f"steps/{name}": torch.zeros(blob.shape) for name, blob in zip(names, state.history, strict=True)}
     assert names[0] == "conv1.weight"
-    remember(schedule, stage, live)
+    remember(stage, live)
     for name, blob in zip(names, state.history, strict=True):
         np.testing.assert_array_equal(live[f"steps/{name}"].numpy(), blob.array().astype(np.float32))
 

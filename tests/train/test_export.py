@@ -200,7 +200,7 @@ def test_an_onnx_file_holds_its_facts_and_nothing_of_this_machine(onnx, tiny, tm
         (["--torch", "--rgb"], "the network takes images of 1 channel", "leave --rgb out"),
         (["--torch", "--output", "{tmp}/none/a"], "there is no folder", "--output"),
         (["--torch", "--output", "{tmp}"], "is a folder", "--output"),
-        (["--torch", "--size", "0"], "--size must be 1 or more", ""),
+        (["--torch", "--size", "0"], "0 is not in the range x>=1", ""),
     ],
 )
 def test_mistakes(tiny, tmp_path, arguments, message, hint):

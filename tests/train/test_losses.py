@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from engine_help import SOLVER
-from facade import Mixed, Mixture, Precision, losses, recipe
+from facade import Mixture, Precision, losses, recipe
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -34,22 +34,22 @@ def softmax(z: Numbers) -> Numbers:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Numbers, Numbers, NDArray[np.int64], float, Mixed | None]:
+def cases(draw: st.DrawFn) -> tuple[Numbers, Numbers, NDArray[np.int64], float, Mixture | None]:
     """Logits of two networks, labels, smoothing and how images are mixed."""
     n, classes = draw(st.integers(1, 5)), draw(st.integers(1, 6))
     rng = np.random.default_rng(draw(st.integers(0, 1000)))
     z, taught = rng.normal(0, 4, (2, n, classes))
     labels = rng.integers(0, classes, n)
     partners = rng.permutation(n)
-    mixed = Mixed(Mixture(float(rng.uniform()), partners), torch.from_numpy(partners)) if draw(st.booleans()) else None
+    mixed = Mixture(float(rng.uniform()), torch.from_numpy(partners)) if draw(st.booleans()) else None
     return z, taught, labels, draw(st.sampled_from([0.0, 0.1, 0.9])), mixed
 
 
-def wanted_outputs(labels: NDArray[np.int64], classes: int, smoothing: float, mixed: Mixed | None) -> Numbers:
+def wanted_outputs(labels: NDArray[np.int64], classes: int, smoothing: float, mixed: Mixture | None) -> Numbers:
     t = np.eye(classes)[labels] if labels.ndim == 1 else labels.astype(float)
     t = t * (1 - smoothing) + smoothing / classes
-    share = mixed.mixture.share if mixed else 1.0
-    return t if mixed is None else share * t + (1 - share) * t[mixed.mixture.partners]
+    share = mixed.share if mixed else 1.0
+    return t if mixed is None else share * t + (1 - share) * t[mixed.partners]
 
 
 def tensor(x: Numbers) -> Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from facade import Mixed, Mixture, mixing
+from facade import Mixture, mixing
 
 Box = mixing.Box
 CPU = torch.device("cpu")
@@ -83,8 +83,8 @@ def test_the_share_of_cutmix_is_the_area_that_is_left():
 # ---- what is done with it
 
 
-def mixed(share: float, partners: list[int], box: Box | None = None) -> Mixed:
-    found = mixing.placed(Mixture(share, np.array(partners), box), CPU)
+def mixed(share: float, partners: list[int], box: Box | None = None) -> Mixture:
+    found = mixing.placed(Mixture(share, torch.tensor(partners), box), CPU)
     assert found is not None
     return found
 
@@ -132,7 +132,7 @@ def test_class_weights_are_a_factor_on_each_images_loss(smoothing):
     assert torch.allclose(found, sum(weight[y] * loss for y, loss in zip(labels, each, strict=True)) / 6)
 
     partners = np.array([3, 0, 5, 4, 1, 2])
-    mixed = mixing.placed(Mixture(0.25, partners), CPU)
+    mixed = mixing.placed(Mixture(0.25, torch.from_numpy(partners)), CPU)
     others = F.cross_entropy(logits, labels[partners], label_smoothing=smoothing, reduction="none")
     wanted = (0.25 * weight[labels] * each + 0.75 * weight[labels[partners]] * others).mean()
     assert torch.allclose(mixing.training_loss(logits, labels, smoothing, mixed, weight), wanted)

@@ -8,7 +8,7 @@ import pytest
 import stored_help
 import torch
 import torch.nn.functional as F
-from facade import Mixed, Mixture, Model, ParamKind, Solver, UsageError, kind_of, losses, make_state, net
+from facade import Mixture, Model, ParamKind, Solver, UsageError, kind_of, losses, make_state, net
 from net_texts import DATA, net_from
 from safetensors.torch import load_file
 
@@ -191,7 +191,7 @@ def test_mixed_images_smoothing_and_class_weights_count_in_each_loss():
     logits = images().flatten(1)[:, :5]
     labels, partners = torch.tensor([0, 1, 2, 3]), torch.tensor([1, 0, 3, 2])
     by_class = torch.tensor([1.0, 2, 3, 4, 5], dtype=torch.float64)
-    mixed = Mixed(Mixture(0.25, partners.numpy()), partners)
+    mixed = Mixture(0.25, partners)
     ofnet = losses.OfNet((net.SoftmaxWithLoss(loss_weight=2.0),), 0.1, by_class)
     usual = losses.loss_of(replace(SOLVER, label_smoothing=0.1, class_weight=(1.0, 2, 3, 4, 5)))
     usual = replace(usual, class_weight=by_class)

@@ -212,6 +212,15 @@ def test_a_pinned_snapshot_stays_whatever_is_trained(keeper):
     assert names(keeper) == ["main-6", "main-7", "main-8"]
 
 
+def test_one_that_was_harmed_meanwhile_takes_no_place_among_those_kept(keeper):
+    for iter in (1, 2, 3):
+        newest = commit(keeper, iter)
+        keeper.retain(newest)
+    (keeper.out / "snapshots" / newest.name / "model.safetensors").write_bytes(b"cut")
+    keeper.retain(commit(keeper, 5))
+    assert names(keeper) == ["main-1", "main-2", "main-5"]
+
+
 def test_what_an_older_definition_left_stays_until_the_stage_is_finished(keeper):
     """As long as it is there, a plan can tell that later stages were trained from something else."""
     for iter in (1, 2):

@@ -157,7 +157,7 @@ Keeper(load(sys.argv[1], ()), Path(sys.argv[2])).open(); os.kill(os.getpid(), si
 
 
 def life(out: Path, attempt: int) -> Life:
-    (found,) = (seen.life for seen in store.last_lives(DISK, out, 9) if seen.attempt == attempt)
+    (found,) = (life for life in store.last_lives(DISK, out, 9) if life.attempt == attempt)
     assert found is not None
     return found
 

@@ -89,7 +89,7 @@ def test_a_state_that_is_written_while_the_run_starts(tmp_path):
     schedule = looked_at(load(folder), tmp_path)
     change(folder / "state" / "x.solverstate")
     with pytest.raises(DataError, match="has changed since the run looked at it"):
-        remember(schedule, schedule.stages[0], {})
+        remember(schedule.stages[0], {})
 
 
 # What `run` says before the first update, `check` says, too, but where a stage begins: that `plan` knows.

@@ -4,28 +4,31 @@ Every record is a function of its position alone, and commits lie after fixed nu
 the same records at the same places, and the same side file, for any number of threads and however often it was interrupted.
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import cv2
 import lmdb
 
 from stagerun.base.errors import DataError
 from stagerun.base.text import count, first
-from stagerun.data.importing import report
-from stagerun.data.importing.partial import Note, Partial, Seen, open_lmdb, records_in
+from stagerun.data.importing.partial import Note, Partial, Seen, left_out_of, line_of, open_lmdb, records_in, text_of
 from stagerun.data.index import digest_of, save
-from stagerun.data.indexing import in_order
 from stagerun.data.records import LmdbSource
 from stagerun.data.rows import LEFT_OUT, Look, Statistics, index_of
 from stagerun.data.write import commit, writing
 from stagerun.system.imports import REPORT
 from stagerun.system.lmdb_file import check_file
+
+T = TypeVar("T")
+
+# Items that one thread does in one go, so that handing over costs little, and goes ahead: memory is bounded by their product.
+_AT_ONCE, _AHEAD = 4, 3
 
 RECORDS_PER_COMMIT = 1000
 BYTES_PER_COMMIT = 1 << 26
@@ -35,7 +38,7 @@ _SHOWN = 20
 
 
 class Unusable(DataError):
-    """More images than allowed can't be used, or all of them."""
+    """More images than allowed can't be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +111,18 @@ def run(work: Work, out: str, job: Job) -> Result:
     with writing(out):
         if target.is_symlink() and not target.exists():
             raise DataError(f"{out}: is a link that leads nowhere", "remove it, or give the name of a new folder")
-        if target.exists() and not Partial(target).folder.exists():
-            return _existing(work, target, job)
-        with Partial(target) as partial:
-            if not target.exists():
-                return _run(work, partial, job)
-            # What a crash between the last rename and the removal left has no LMDB in it.
-            if not partial.lmdb.exists():
-                partial.remove()
-            return _existing(work, target, job)
+        if not target.exists() or Partial(target).folder.exists():
+            with Partial(target) as partial:
+                if not target.exists():
+                    return _run(work, partial, job)
+                # What a crash between the last rename and the removal left has no LMDB in it.
+                if not partial.lmdb.exists():
+                    partial.remove()
+        return _existing(work, target, job)
 
 
 def _existing(work: Work, out: Path, job: Job) -> Result:
-    left_out = report.left_out_of(out, work.identity)
+    left_out = left_out_of(out, work.identity)
     if left_out is None or job.restart:
         raise DataError(f"{out}: exists already", "remove it, or give another folder")
     if left_out > job.max_bad:
@@ -163,10 +165,17 @@ def _done(partial: Partial, seen: Seen) -> tuple[int, int]:
 def _walk(work: Work, partial: Partial, seen: Seen, begun: int, job: Job) -> bool:
     """Does the rest; False where it was stopped before the end."""
     total, bad = len(work), sum(note.bad for note in seen.read(begun)[1])
+
+    def with_row(at: int) -> tuple[Made, bytes]:
+        made = work.make(at)
+        if made.record is None or made.look is None:
+            return made, LEFT_OUT
+        return made, made.look.row(made.label, digest_of(made.record))
+
     with (
         open_lmdb(partial.lmdb) as env,
         ThreadPoolExecutor(1, thread_name_prefix="writer") as writer,
-        closing(in_order(lambda at: _with_row(work.make(at)), begun, total, job.threads)) as made,
+        closing(in_order(with_row, begun, total, job.threads)) as made,
     ):
         # One chunk is committed while the next one is made.
         chunk, committing = _Chunk(begun), writer.submit(lambda: None)
@@ -195,36 +204,53 @@ def _walk(work: Work, partial: Partial, seen: Seen, begun: int, job: Job) -> boo
     return True
 
 
-def _with_row(made: Made) -> tuple[Made, bytes]:
-    if made.record is None or made.look is None:
-        return made, LEFT_OUT
-    return made, made.look.row(made.label, digest_of(made.record))
+def in_order(make: Callable[[int], T], first: int, last: int, threads: int) -> Generator[T, None, None]:
+    """make(first), ..., make(last - 1), whoever is done first. An exception comes where its result would have come.
+
+    At most 12 results a thread are under way or waiting. Closing it waits for those in the making, no others are started. Threads
+    are enough: decoding, encoding, hashing and reading all let go of Python's lock.
+    """
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="images")
+    waiting: deque[Future[list[T]]] = deque()
+
+    def several(start: int) -> list[T]:
+        return [make(i) for i in range(start, min(last, start + _AT_ONCE))]
+
+    try:
+        for start in range(first, last, _AT_ONCE):
+            waiting.append(pool.submit(several, start))
+            if len(waiting) >= threads * _AHEAD:
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 @dataclass(slots=True)
 class _Chunk:
-    """What one commit holds, from position `first`."""
+    """What one commit holds, from position `first`: of each what it gives, and its row."""
 
     first: int
-    records: list[tuple[bytes, bytes]] = field(default_factory=list)
+    made: list[tuple[Made, bytes]] = field(default_factory=list)
+    records: int = 0
     size: int = 0
-    entries: list[tuple[bytes, tuple[Note, ...]]] = field(default_factory=list)
 
     def add(self, made: Made, row: bytes) -> None:
-        self.entries.append((row, made.notes))
+        self.made.append((made, row))
         if made.record is not None:
-            self.records.append((made.key, made.record))
+            self.records += 1
             self.size += len(made.record)
 
     def is_full(self) -> bool:
         # By what is stored alone: those left out at the end of a commit may be counted before it or after it.
-        return len(self.records) >= RECORDS_PER_COMMIT or self.size >= BYTES_PER_COMMIT
+        return self.records >= RECORDS_PER_COMMIT or self.size >= BYTES_PER_COMMIT
 
 
 def _commit(env: lmdb.Environment, seen: Seen, chunk: _Chunk) -> None:
-    seen.write(chunk.first, chunk.entries)
+    seen.write(chunk.first, [(row, made.notes) for made, row in chunk.made])
     if chunk.records:  # a commit without any would be one more transaction
-        commit(env, chunk.records)
+        commit(env, [(made.key, made.record) for made, _ in chunk.made if made.record is not None])
 
 
 def _finish(work: Work, partial: Partial, seen: Seen, max_bad: int, begun: int) -> Result:
@@ -233,10 +259,10 @@ def _finish(work: Work, partial: Partial, seen: Seen, max_bad: int, begun: int) 
     kept = rows[rows["stored"] == 1]
     bad = [note for note in notes if note.bad]
     if len(bad) > max_bad:
-        partial.write(REPORT, report.text_of(work, len(kept), notes, {}))
+        partial.write(REPORT, text_of(work, len(kept), notes, {}))
         raise Unusable(
             f"{len(bad)} of {count(len(work), 'image')} can't be used{f'; {max_bad} at most are allowed' if max_bad else ''}:\n  "
-            + "\n  ".join(first([report.line_of(note) for note in bad], _SHOWN)),
+            + "\n  ".join(first([line_of(note) for note in bad], _SHOWN)),
             f"all of them are listed in {partial.folder / REPORT}; to go without them add --max-bad {len(bad)}, "
             "which goes on from here; or repair the source and add --restart",
         )
@@ -251,7 +277,7 @@ def _finish(work: Work, partial: Partial, seen: Seen, max_bad: int, begun: int) 
     partial.only_records()  # an earlier end may have been interrupted
     index = index_of(source, kept, work.classes, work.statistics, work.prepared_from)
     save(index, str(partial.lmdb))
-    partial.write(f"{partial.lmdb.name}/{REPORT}", report.text_of(work, len(kept), notes, dict(index.facts.kinds)))
+    partial.write(f"{partial.lmdb.name}/{REPORT}", text_of(work, len(kept), notes, dict(index.facts.kinds)))
     return Result(
         True,
         records=len(kept),

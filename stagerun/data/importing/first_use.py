@@ -16,7 +16,7 @@ from stagerun.base.errors import DataError, FolderInUseError, ResumeRefused
 from stagerun.base.recipe import Data, Import
 from stagerun.base.text import count
 from stagerun.data.importing.engine import Job, Unusable, run
-from stagerun.data.importing.images import ImportOptions, ImportWork
+from stagerun.data.importing.images import PlainImport
 from stagerun.data.importing.items import folder_files
 from stagerun.data.importing.partial import Partial
 from stagerun.data.scratch.layout import (
@@ -80,23 +80,17 @@ def have(
             lock.unlink(missing_ok=True)  # while it is held, so that no one else can have it
             return Imported(said, None)
         if read_manifest(target) is None:  # as the copies in scratch have one, which are removed by who needs room
-            found = (target / "data.mdb").stat()
-            write_manifest(target, Manifest(source=original.real, size=found.st_size, mtime_ns=found.st_mtime_ns))
+            write_manifest(target, Manifest(source=original.real, size=(target / "data.mdb").stat().st_size))
         return Imported(said, Use(target))
 
 
 def _import(folder: str, made: Import, stop: Callable[[], bool], watch: Watch) -> tuple[str, ...]:
     """What the user should know of it."""
-    target = Path(made.lmdb)
+    target, said = Path(made.lmdb), list[str]()
     _require_same(folder, made)
-    work = ImportWork(folder_files(small(folder)), folder, ImportOptions())
-    said: list[str] = []
-    job = Job(
-        threads=len(os.sched_getaffinity(0)),
-        progress=lambda done, total: watch(Progress(done, total)),
-        stop=stop,
-        tell=said.append,
-    )
+    work = PlainImport(folder_files(small(folder)), folder)
+    threads = len(os.sched_getaffinity(0))
+    job = Job(threads, progress=lambda done, total: watch(Progress(done, total)), stop=stop, tell=said.append)
     try:
         try:
             result = run(work, made.lmdb, job)
@@ -139,9 +133,8 @@ def remove_others(made: Import, keep: Collection[str]) -> None:
             name = old.name.removesuffix(".partial")
             if name in kept or not re.fullmatch(rf"{re.escape(folder)}-[0-9a-f]{{16}}(\.old)?", name):
                 continue
-            with contextlib.suppress(
-                FileNotFoundError, FolderInUseError, DataError
-            ):  # or a host that shares OUT was faster
+            # A host that shares OUT may be faster.
+            with contextlib.suppress(FileNotFoundError, FolderInUseError, DataError):
                 if old.name.endswith(".partial"):
                     with Partial(old.with_suffix("")) as partial:
                         partial.remove()

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,7 @@ from stagerun.base.errors import DataError, StorageError
 from stagerun.system.image_folder import Listed
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One image. `name` is its relative path, POSIX, as Caffe's convert_imageset puts it into the key.
 
     Bytes of a path that are not UTF-8 are in `name` as os.fsdecode makes them; os.fsencode gives them back.
@@ -69,61 +68,35 @@ class Source(Protocol):
         """
 
 
-class Names:
-    """Many strings, packed: 1.28 million take 50 MB, where a list of str takes 130."""
-
-    __slots__ = ("_bytes", "_ends")
-
-    def __init__(self, names: Iterable[str]) -> None:
-        packed = bytearray()
-        ends = [0]
-        for name in names:
-            packed += name.encode(errors="surrogateescape")
-            ends.append(len(packed))
-        self._bytes = bytes(packed)
-        self._ends = np.array(ends, np.int64)
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def __getitem__(self, i: int) -> str:
-        if not 0 <= i < len(self):
-            raise IndexError(i)
-        return self._bytes[self._ends[i] : self._ends[i + 1]].decode(errors="surrogateescape")
-
-    def digest(self) -> bytes:
-        return hashlib.sha256(self._bytes + self._ends.tobytes()).digest()
-
-
 def signature(*parts: object) -> str:
-    """Hex sha256 over the parts, none of which runs into its neighbour. Arrays and Names count by content."""
+    """Hex sha256 over the parts, none of which runs into its neighbour. Arrays count by content."""
     digest = hashlib.sha256()
     for part in parts:
-        if isinstance(part, Names):
-            data = part.digest()
-        elif isinstance(part, np.ndarray):
-            data = part.tobytes()
-        else:
-            data = part if isinstance(part, bytes) else str(part).encode(errors="surrogateescape")
+        data = part.tobytes() if isinstance(part, np.ndarray) else part
+        data = data if isinstance(data, bytes) else str(data).encode(errors="surrogateescape")
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()
+
+
+def digest_of_names(names: Iterable[str]) -> bytes:
+    """For `signature`, of many strings."""
+    packed = [name.encode(errors="surrogateescape") for name in names]
+    ends = np.cumsum([0, *map(len, packed)], dtype=np.int64)
+    return hashlib.sha256(b"".join(packed) + ends.tobytes()).digest()
 
 
 def regular(path: str, flags: int) -> int:
     """For `open(..., opener=regular)`. DataError unless it is a file, linked to or not; OSError."""
     # Opening a pipe waits for a writer, and is started again after a signal, unless it is asked not to wait. A file doesn't mind.
     fd = os.open(path, flags | os.O_NONBLOCK)
-    try:
-        mode = os.fstat(fd).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if not stat.S_ISREG(mode):
-            kind = "pipe" if stat.S_ISFIFO(mode) else "device"
-            raise DataError(f"{path}: is not a regular file, but a {kind}", "give a file, or leave it out")
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    kind = "pipe" if stat.S_ISFIFO(mode) else "device"
+    raise DataError(f"{path}: is not a regular file, but a {kind}", "give a file, or leave it out")
 
 
 LARGEST_FILE = 1 << 28  # bytes of one image's file; what is larger isn't an image, and would fill memory
@@ -167,14 +140,16 @@ class Files:
     kind: str
     root: str
     classes: tuple[str, ...]
-    names: Names  # paths relative to root
+    names: tuple[str, ...]  # paths relative to root
     labels: NDArray[np.int32]
     ignored: tuple[str, ...] = ()  # as `Source` has them, in the order of the names
 
     @property
     def signature(self) -> str:
         """Over the names, not the files: asking a shared file system for a million sizes takes minutes."""
-        return signature(self.kind, os.path.realpath(self.root), self.names, self.labels, *self.classes)
+        return signature(
+            self.kind, os.path.realpath(self.root), digest_of_names(self.names), self.labels, *self.classes
+        )
 
     def __len__(self) -> int:
         return len(self.names)
@@ -189,4 +164,4 @@ class Files:
 def folder_files(found: Listed) -> Files:
     """The images of class folders, whose labels are the places of their folders."""
     labels = np.repeat(np.arange(len(found.counts), dtype=np.int32), found.counts)
-    return Files("folder", found.root, found.classes, Names(found.names), labels, found.ignored)
+    return Files("folder", found.root, found.classes, found.names, labels, found.ignored)

@@ -8,13 +8,12 @@ with a reason out of REASONS. Sizes are compared with the limit before anything 
 import io
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 import simplejpeg
-from numpy.typing import NDArray
 from PIL import Image, ImageFile
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
@@ -28,33 +27,33 @@ from stagerun.base.errors import listing
 from stagerun.data import jpeg
 from stagerun.data.headers import Header, family, png_chunks, read_header
 from stagerun.data.jpeg import BadImage
-from stagerun.data.jpeg.decoder import imdecode
+from stagerun.data.jpeg.decoder import Pixels, imdecode
 
 ODDITIES = {
-    "CMYK": "a JPEG in CMYK or YCCK: B, G, R as OpenCV makes them, encoded again as JPEG of quality 95, 4:4:4",
-    "EXIF rotation": "applied: the picture as viewers show it, encoded again, a JPEG with quality 95, 4:4:4",
-    "JPEG with warnings": "damage, or an unusual kind, that OpenCV and Pillow both decode all the same, as in Caffe and torchvision; the bytes are kept",
-    "palette": "to RGB, as PNG",
-    "alpha": "composited on the background, white unless --background says otherwise; as PNG; opaque alpha is dropped and not counted",
-    "16 bits": "the upper 8 of the 16 bits, as PNG",
-    "fewer than 8 bits": "grey of 1, 2 or 4 bits to 8 bits, as PNG",
-    "animated": "the first frame, as PNG",
-    "CMYK TIFF": "to RGB as Pillow does it, as PNG",
-    "BMP": "to PNG",
-    "GIF": "to PNG",
-    "PPM": "binary PGM and PPM to PNG",
-    "TIFF": "to PNG; its orientation is part of the format, and applied",
-    "WebP": "to PNG",
-    "... named ...": "a file with another format's suffix, such as `PNG named .JPEG`: goes by its content",
+    "CMYK",  # a JPEG in CMYK or YCCK: B, G, R as OpenCV makes them, encoded again as JPEG of quality 95, 4:4:4
+    "EXIF rotation",  # applied: the picture as viewers show it, encoded again, a JPEG with quality 95, 4:4:4
+    "JPEG with warnings",  # damage, or an unusual kind, that OpenCV and Pillow both decode all the same, as in Caffe and torchvision; the bytes are kept
+    "palette",  # to RGB, as PNG
+    "alpha",  # composited on the background, white unless --background says otherwise; as PNG; opaque alpha is dropped and not counted
+    "16 bits",  # the upper 8 of the 16 bits, as PNG
+    "fewer than 8 bits",  # grey of 1, 2 or 4 bits to 8 bits, as PNG
+    "animated",  # the first frame, as PNG
+    "CMYK TIFF",  # to RGB as Pillow does it, as PNG
+    "BMP",  # to PNG
+    "GIF",  # to PNG
+    "PPM",  # binary PGM and PPM to PNG
+    "TIFF",  # to PNG; its orientation is part of the format, and applied
+    "WebP",  # to PNG
+    "... named ...",  # a file with another format's suffix, such as `PNG named .JPEG`: goes by its content
 }
 
 REASONS = {
-    "empty": "no bytes",
-    "not an image": "neither JPEG, PNG, BMP, GIF, PPM, TIFF nor WebP",
-    "truncated": "the data ends before the picture does",
-    "damaged": "the decoder gives up, or a checksum is wrong",
-    "too many pixels": "above the limit, by the header",
-    "unsupported": "a kind that no one trains on: 12-bit JPEG, floating-point TIFF, more than 100 scans, ...",
+    "empty",  # no bytes
+    "not an image",  # neither JPEG, PNG, BMP, GIF, PPM, TIFF nor WebP
+    "truncated",  # the data ends before the picture does
+    "damaged",  # the decoder gives up, or a checksum is wrong
+    "too many pixels",  # above the limit, by the header
+    "unsupported",  # a kind that no one trains on: 12-bit JPEG, floating-point TIFF, more than 100 scans, ...
 }
 
 _SUFFIXES = {
@@ -78,14 +77,13 @@ Colour = tuple[int, int, int]  # R, G, B
 WHITE: Colour = (255, 255, 255)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Judged:
+class Judged(NamedTuple):
     """`data` is to be stored: what was given, or its conversion; `kind` says how `data` is encoded (as Facts.kinds)."""
 
     kind: str  # "baseline JPEG", "progressive JPEG", "grey JPEG", "progressive grey JPEG", "PNG" or "grey PNG"
     oddities: tuple[str, ...]  # names out of ODDITIES, or `PNG named .JPEG`
     data: bytes
-    image: NDArray[np.uint8]  # `data` decoded: uint8[height, width, 3] B, G, R, or [height, width, 1]
+    image: Pixels  # `data` decoded: uint8[height, width, 3] B, G, R, or [height, width, 1]
 
 
 def judge(data: bytes, name: str = "", max_pixels: int = jpeg.MAX_PIXELS, background: Colour = WHITE) -> Judged:
@@ -105,7 +103,7 @@ def judge(data: bytes, name: str = "", max_pixels: int = jpeg.MAX_PIXELS, backgr
         _check_size(found.height, found.width, max_pixels)
     if found.family == "JPEG":
         kind, data, image = _jpeg(data, found, odd, max_pixels)
-    elif found.family == "PNG" and found.plain:
+    elif found.family == "PNG" and set(found.oddities) <= {"EXIF rotation"}:  # nothing must be taken out
         _check_png(data, found)
         image = _with_opencv(data, found)
     else:
@@ -116,7 +114,7 @@ def judge(data: bytes, name: str = "", max_pixels: int = jpeg.MAX_PIXELS, backgr
     return Judged(kind, tuple(odd), data, image)
 
 
-def _turned(kind: str, image: NDArray[np.uint8], orientation: int) -> tuple[str, bytes, NDArray[np.uint8]]:
+def _turned(kind: str, image: Pixels, orientation: int) -> tuple[str, bytes, Pixels]:
     """The picture as EXIF says that it is to be looked at: its kind, encoded and decoded. Caffe and torchvision leave it as the camera was
     held."""
     image = image.swapaxes(0, 1) if orientation > 4 else image
@@ -136,7 +134,7 @@ def _check_size(height: int, width: int, max_pixels: int) -> None:
         raise BadImage("too many pixels", f"{width} x {height} pixels are more than the limit of {max_pixels}")
 
 
-def _jpeg(data: bytes, found: Header, odd: list[str], max_pixels: int) -> tuple[str, bytes, NDArray[np.uint8]]:
+def _jpeg(data: bytes, found: Header, odd: list[str], max_pixels: int) -> tuple[str, bytes, Pixels]:
     """Kind, encoded, and decoded."""
     if not jpeg.is_complete(data):
         raise BadImage("truncated", "the JPEG data ends before its end marker")
@@ -176,7 +174,7 @@ def _check_png(data: bytes, found: Header) -> None:
         raise BadImage("truncated", "the PNG data ends before its last chunk")
 
 
-def _with_opencv(data: bytes, found: Header) -> NDArray[np.uint8]:
+def _with_opencv(data: bytes, found: Header) -> Pixels:
     """As the loader will decode it."""
     image = imdecode(data, cv2.IMREAD_UNCHANGED)
     channels = 1 if found.channels == 1 else 3
@@ -185,9 +183,7 @@ def _with_opencv(data: bytes, found: Header) -> NDArray[np.uint8]:
     return np.asarray(image, np.uint8).reshape(found.height, found.width, channels)
 
 
-def _with_pillow(
-    data: bytes, found: Header, odd: list[str], max_pixels: int, background: Colour = WHITE
-) -> NDArray[np.uint8]:
+def _with_pillow(data: bytes, found: Header, odd: list[str], max_pixels: int, background: Colour = WHITE) -> Pixels:
     if found.family == "PNG":
         _check_png(data, found)  # Pillow leaves the rest black where a PNG is too short
     try:
@@ -213,9 +209,7 @@ def _with_pillow(
     except (BadImage, MemoryError):
         raise
     except Image.DecompressionBombError:
-        raise BadImage(
-            "too many pixels", "its first frame is larger than the picture, and than Pillow's limit"
-        ) from None
+        raise BadImage("too many pixels", "its first frame is larger than Pillow's limit") from None
     except Exception as error:
         # A decoder of damaged bytes may stumble over anything: OSError, SyntaxError, struct.error, IndexError, ...
         # Whatever it is, it says that this file can't be decoded.
@@ -223,7 +217,7 @@ def _with_pillow(
         raise BadImage(reason, f"the {found.family} can't be decoded: {error or type(error).__name__}") from None
 
 
-def _eight_bits(picture: Image.Image, odd: list[str]) -> NDArray[np.uint8]:
+def _eight_bits(picture: Image.Image, odd: list[str]) -> Pixels:
     """B, G, R or grey of 8 bits; what had to be dropped is added to `odd`."""
     mode = picture.mode
     if mode in ("I", "F"):
@@ -243,7 +237,7 @@ def _eight_bits(picture: Image.Image, odd: list[str]) -> NDArray[np.uint8]:
 _DROPPED = {"P": "palette", "PA": "palette", "CMYK": "CMYK TIFF", "1": "fewer than 8 bits"}  # by Pillow's mode
 
 
-def _alpha(picture: Image.Image, png: bytes) -> NDArray[np.uint8] | None:
+def _alpha(picture: Image.Image, png: bytes) -> Pixels | None:
     """uint8[height, width], 0 where the picture is transparent; None where nothing can be. `png` is the file if it is one."""
     if picture.mode in ("LA", "PA", "RGBA"):
         return np.asarray(picture.getchannel("A"))
@@ -263,7 +257,7 @@ def _alpha(picture: Image.Image, png: bytes) -> NDArray[np.uint8] | None:
     return np.where(same.all(axis=2) if same.ndim == 3 else same, 0, 255).astype(np.uint8)
 
 
-def _composite(image: NDArray[np.uint8], alpha: NDArray[np.uint8], background: Colour) -> NDArray[np.uint8]:
+def _composite(image: Pixels, alpha: Pixels, background: Colour) -> Pixels:
     """B, G, R or grey over the background, to the nearest of 256 steps. A grey image stays grey on a grey background."""
     if len(set(background)) > 1 and image.shape[2] == 1:
         image = np.repeat(image, 3, axis=2)
@@ -272,7 +266,7 @@ def _composite(image: NDArray[np.uint8], alpha: NDArray[np.uint8], background: C
     return np.asarray((image * part + behind * (255 - part) + 127) // 255, np.uint8)
 
 
-def encode_png(image: NDArray[np.uint8]) -> bytes:
+def encode_png(image: Pixels) -> bytes:
     """BadImage where OpenCV can't."""
     done, data = cv2.imencode(".png", image)
     if not done:

@@ -11,20 +11,22 @@ The rest of OUT.partial is removed after that rename; a crash between the two le
 which the next import into OUT removes.
 """
 
+import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
 from itertools import islice
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lmdb
 import numpy as np
 
 from stagerun.base.errors import DataError, FolderInUseError, ResumeRefused
+from stagerun.base.text import count, shown
 from stagerun.data.rows import ROW, Rows
 from stagerun.data.scratch.layout import held_now
 from stagerun.data.write import FIRST_MAP_SIZE
@@ -35,9 +37,12 @@ from stagerun.system.imports import COPY, REPORT
 from stagerun.system.lmdb_file import check_file
 from stagerun.system.typed import json_object
 
+if TYPE_CHECKING:
+    from stagerun.data.importing.engine import Work
+
 IDENTITY, LOCK, LMDB, SEEN = "import.json", "lock", "lmdb", "positions"
-# `lock.mdb` is from a tool that looked into the LMDB, `seen` from an older stagerun.
-_OURS = {IDENTITY, LOCK, REPORT, COPY, LMDB, SEEN, f"{SEEN}/data.mdb", "seen", "seen/data.mdb"}
+# `lock.mdb` is from a tool that looked into the LMDB.
+_OURS = {IDENTITY, LOCK, REPORT, COPY, LMDB, SEEN, f"{SEEN}/data.mdb"}
 _OURS |= {f"{LMDB}/{name}" for name in ("data.mdb", "lock.mdb", SIDE_FILE, REPORT)}
 _UNFINISHED = re.compile(r"\.partial(-[0-9a-f]{32})?$")  # of `write_whole` and `index.save`, killed
 
@@ -57,8 +62,7 @@ def records_in(folder: Path) -> int:
         raise DataError(error.message, "something changed it; add --restart to begin anew") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """Something to report about an image: `what` is counted, `text` is the detail, `bad` means that it was left out."""
 
     name: str
@@ -86,7 +90,7 @@ class Seen:
         """Rows and notes from position `first` on. Returns when they are on disk. lmdb.Error."""
         with self._env.begin(write=True) as txn:
             for at, (row, notes) in enumerate(entries, first):
-                said = json.dumps([asdict(note) for note in notes]).encode() if notes else b""
+                said = json.dumps([note._asdict() for note in notes]).encode() if notes else b""
                 txn.put(b"%08d" % at, row + said)
 
     def read(self, most: int | None = None) -> tuple[Rows, list[Note]]:
@@ -199,3 +203,71 @@ class Partial:
                     file.rmdir()
                 else:
                     file.unlink()
+
+
+# -- The report, beside the records: what it says, and what can be read from it later.
+
+_LEFT_OUT = "left out"  # : how many
+_COUNT_LINE = re.compile(rf"{_LEFT_OUT}: ([0-9]+)\n".encode())
+_LONGEST_LINE = 1 << 16
+_MOST_IGNORED = 1000  # in the report
+_EXTENSION = re.compile(r"\.\S{1,10}")  # of `Mr. Smith on the beach` it is none
+_MOST_EXTENSIONS = 8
+
+
+def ignored_text(names: Sequence[str]) -> str:
+    """`ignored: 5 files (.heic 2, .txt 1, no extension 2)`: extensions in small letters, the most first."""
+    suffixes = (PurePosixPath(name).suffix.lower() for name in names)
+    found = Counter(suffix if _EXTENSION.fullmatch(suffix) else "no extension" for suffix in suffixes)
+    ordered = sorted(found.items(), key=lambda pair: (-pair[1], pair[0]))
+    parts = [f"{shown(suffix)} {n}" for suffix, n in ordered[:_MOST_EXTENSIONS]]
+    if others := sum(n for _, n in ordered[_MOST_EXTENSIONS:]):
+        parts.append(f"others {others}")
+    return f"ignored: {count(len(names), 'file')} ({', '.join(parts)})"
+
+
+def text_of(work: "Work", records: int, notes: list[Note], kinds: Mapping[str, int]) -> bytes:
+    """Without times, so that the same images give the same text."""
+    identity = work.identity
+    lines = [_printable(work.title), f"identity {identity_digest(identity)}"]
+    lines += [f"{name}: {value}" for name, value in identity.items()]
+    lines += ["", f"records: {records}", *(f"  {kind}: {n}" for kind, n in kinds.items())]
+    for title, wanted in ((_LEFT_OUT, True), ("taken by rule", False)):
+        chosen = [note for note in notes if note.bad is wanted]
+        lines += ["", f"{title}: {len(chosen)}"]
+        lines += [f"  {what}: {n}" for what, n in Counter(note.what for note in chosen).most_common()]
+        lines += [f"{note.what}\t{line_of(note)}" for note in chosen]
+    if work.ignored:
+        # Behind the lines above: what `left_out_of` looks for comes first, whatever files are called.
+        lines += ["", ignored_text(work.ignored), *(_printable(name) for name in work.ignored[:_MOST_IGNORED])]
+        if (more := len(work.ignored) - _MOST_IGNORED) > 0:
+            lines.append(f"and {more} more")
+    return "".join(line + "\n" for line in lines).encode(errors="surrogateescape")
+
+
+def line_of(note: Note) -> str:
+    return _printable(f"{note.name}: {note.text}" if note.text else note.name)
+
+
+def identity_digest(identity: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def left_out_of(out: Path, identity: Mapping[str, Any]) -> int | None:
+    """How many images were left out, if OUT is what this very work makes; None if it isn't."""
+    try:
+        with open(out / REPORT, "rb") as stream:
+            stream.readline(_LONGEST_LINE)
+            if stream.readline(_LONGEST_LINE) != f"identity {identity_digest(identity)}\n".encode():
+                return None
+            for line in stream:
+                if found := _COUNT_LINE.fullmatch(line):
+                    return int(found[1])
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        pass
+    return None
+
+
+def _printable(text: str) -> str:
+    """Names come from others' archives: a line break in one would look like a line of ours."""
+    return "".join(c if c.isprintable() or "\udc80" <= c <= "\udcff" else "?" for c in text)

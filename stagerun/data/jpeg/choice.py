@@ -4,12 +4,16 @@ All of them give the same pixels of the same files, and refuse the same damaged 
 which one is used changes nothing but the speed.
 """
 
+import ctypes
 import functools
+import importlib.util
 import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -18,22 +22,21 @@ from stagerun.base.errors import UsageError, listing, nearest
 from stagerun.data.jpeg.decoder import Decoder, Request, by_opencv
 from stagerun.data.jpeg.header import read_header
 from stagerun.data.jpeg.slices import SimpleDecoder
-from stagerun.data.jpeg.turbo import ENVIRONMENT, turbojpeg
+
+ENVIRONMENT = "STAGERUN_TURBOJPEG"
+HINT = "pip install 'stagerun[fast]', or install libturbojpeg 3 and name the file in " + ENVIRONMENT
 
 
 @dataclass(frozen=True, slots=True)
 class TierState:
-    """`reason` says what is missing and how to get it; '' if it is available."""
-
     name: str
     available: bool
-    reason: str
+    reason: str  # what is missing and how to get it; '' if it is available
 
 
 def tiers() -> tuple[TierState, ...]:
     """Every tier, fastest first. Each is tried, which takes a second."""
-    reasons = [(name, _tested(name)[1]) for name in _TIERS]
-    return tuple(TierState(name, not reason, reason) for name, reason in reasons)
+    return tuple(TierState(name, make is not None, reason) for name in _TIERS for make, reason in [_tested(name)])
 
 
 def make_decoder(tier: str | None = None) -> Decoder:
@@ -104,14 +107,8 @@ _SAMPLINGS = (
     cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444,
     cv2.IMWRITE_JPEG_SAMPLING_FACTOR_411,
 )
-_REQUESTS = (  # rows and columns of the reduced picture
-    Request(3, 1, 0, 0, *_SIZE),
-    Request(3, 1, 21, 30, 33, 45),
-    Request(3, 2, 10, 15, 16, 22),
-    Request(3, 4, 5, 9, 9, 25),
-    Request(3, 8, 2, 6, 5, 12),
-)
-_GREY = Request(1, 1, 0, 0, *_SIZE), Request(1, 1, 21, 30, 33, 45), Request(1, 2, 10, 15, 16, 22)
+# The whole, and a part of the picture reduced by each.
+_REQUESTS = [(1, 0, 0, *_SIZE), *((n, 21 // n, 30 // n, 33 // n, 99 // n) for n in (1, 2, 4, 8))]
 
 
 def same_pixels(decoder: Decoder) -> bool:
@@ -123,14 +120,14 @@ def same_pixels(decoder: Decoder) -> bool:
     colour = [picture(interval, sampling) for interval, sampling in itertools.product((0, 1, 4), _SAMPLINGS)]
     colour += [picture(3, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_411), picture(progressive=True)]
     grey = [picture(interval, grey=True) for interval in (0, 4)]
-    cases = [*itertools.product(colour, _REQUESTS), *itertools.product(grey, (*_GREY, _REQUESTS[1]))]
-    return all(_is_same(decoder, data, wanted) for data, wanted in cases)
+    cases = [*itertools.product(colour, [3], _REQUESTS), *itertools.product(grey, [1, 3], _REQUESTS)]
 
+    def same(data: bytes, wanted: Request) -> bool:
+        header = read_header(data)
+        pixels = decoder.fast(data, header, wanted)
+        return pixels is not None and np.array_equal(pixels, by_opencv(data, header, wanted))
 
-def _is_same(decoder: Decoder, data: bytes, wanted: Request) -> bool:
-    header = read_header(data)
-    pixels = decoder.fast(data, header, wanted)
-    return pixels is not None and np.array_equal(pixels, by_opencv(data, header, wanted))
+    return all(same(data, Request(channels, *wanted)) for data, channels, wanted in cases)
 
 
 def picture(
@@ -143,10 +140,65 @@ def picture(
     """A JPEG of stripes and edges, with a restart marker after every `interval` MCUs."""
     y, x = np.mgrid[: _SIZE[0], : _SIZE[1]]
     image = np.stack([3 * x + y, (x ^ y) * 2, 5 * y + (x // 9 % 2) * 90], axis=-1).astype(np.uint8)
-    options = [
-        *(cv2.IMWRITE_JPEG_RST_INTERVAL, interval),
-        *(cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling),
-        *(cv2.IMWRITE_JPEG_PROGRESSIVE, int(progressive)),
-    ]
+    options = [cv2.IMWRITE_JPEG_RST_INTERVAL, interval, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling]
+    options += [cv2.IMWRITE_JPEG_PROGRESSIVE, int(progressive)]
     _, data = cv2.imencode(".jpg", image[..., 1] if grey else image, options)
     return data.tobytes()
+
+
+# -- TurboJPEG's interface, version 3, of a libjpeg-turbo found on this machine. The numbers of parameters and pixel formats are those of
+# libjpeg-turbo/libjpeg-turbo: `src/turbojpeg.h`.
+
+DECOMPRESS = 1
+WIDTH, HEIGHT = 5, 6
+BGR, GREY = 1, 6
+WARNING = 0  # of tj3GetErrorCode: pixels came out all the same
+
+FUNCTIONS = (
+    *("tj3Init", "tj3Destroy", "tj3Free", "tj3Get", "tj3Set", "tj3GetErrorCode", "tj3GetErrorStr", "tj3Transform"),
+    *("tj3DecompressHeader", "tj3SetScalingFactor", "tj3SetCroppingRegion", "tj3Decompress8"),
+)
+
+
+class Library(NamedTuple):
+    path: str
+    calls: ctypes.CDLL
+
+
+def turbojpeg() -> Library:
+    """The first libjpeg-turbo of version 3 that is found. UsageError if there is none, or the one that the environment names can't be used."""
+    return _first(os.environ.get(ENVIRONMENT, ""))
+
+
+@functools.cache
+def _first(environment: str) -> Library:
+    """`environment` is all that it depends on."""
+    for path in (environment,) if environment else candidates():
+        try:
+            return _load(path)
+        except (OSError, AttributeError) as error:
+            if environment:
+                text = f"{ENVIRONMENT} names what is not a libjpeg-turbo of version 3: {error}"
+                raise UsageError(text, f"correct {ENVIRONMENT}, or unset it") from None
+    raise UsageError(f"no libjpeg-turbo of version 3 was found: {HINT}")
+
+
+def candidates() -> Iterator[str]:
+    """Files that may hold the functions, best first."""
+    yield "libturbojpeg.so.0"
+    # Two wheels that bring a libjpeg-turbo along, found without importing them.
+    for package, pattern in (("pylibjxl", "_pylibjxl*.so"), ("turbojpeg", "../turbojpeg.libs/libturbojpeg-*.so*")):
+        found = importlib.util.find_spec(package)
+        for folder in (found.submodule_search_locations if found else None) or ():
+            yield from sorted(str(file) for file in Path(folder).glob(pattern))
+
+
+def _load(path: str) -> Library:
+    """OSError if it can't be loaded, AttributeError if it lacks a function.
+
+    Its symbols stay its own (RTLD_LOCAL): a wheel's libjpeg must not be found by another extension's.
+    """
+    calls = ctypes.CDLL(path)
+    for name in FUNCTIONS:
+        getattr(calls, name)
+    return Library(path, calls)

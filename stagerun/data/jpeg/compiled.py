@@ -1,11 +1,8 @@
 """The fastest tier: cutting and decoding compiled, without the GIL. Imports numba: a quarter of a second; so only making a decoder does.
 
-The functions of libjpeg-turbo and two of libc are known to the compiled code by names of our own, so that no other
-library's functions of the same name are called. It is compiled in every process (0.4 seconds) and not kept on disk:
-numba would do so with pickle, in a folder that may be read-only, shared by many nodes, or older than this file. Its
-arguments are numbers and arrays: an object would be taken apart in Python at each call.
-
-The kernels check every bound themselves: their input is whatever was found in a file.
+The functions of libjpeg-turbo and two of libc are known to the compiled code by names of our own, so that no other library's functions of
+the same name are called. It is compiled in every process (0.4 seconds) and not kept on disk, where numba would pickle it. Its arguments
+are numbers and arrays: an object would be taken apart in Python at each call. The kernels check every bound themselves.
 """
 
 import ctypes
@@ -18,10 +15,10 @@ import numpy as np
 from numba.core import types
 
 from stagerun.data.jpeg import slices
+from stagerun.data.jpeg.choice import BGR, DECOMPRESS, FUNCTIONS, GREY, HEIGHT, WARNING, WIDTH, Library
 from stagerun.data.jpeg.decoder import Decoder, Pixels, Rectangle, Request, Scratch, is_written, mark, scaled
 from stagerun.data.jpeg.header import Buffer, Header, Reach, as_bytes
 from stagerun.data.jpeg.slices import NARROWEST
-from stagerun.data.jpeg.turbo import BGR, DECOMPRESS, FUNCTIONS, GREY, HEIGHT, WARNING, WIDTH, Library
 
 DECODED, WARNED, FAILED = 0, 1, 2  # how decoding ended
 

@@ -7,7 +7,6 @@ only chooses the way: each decoder reads the header again by itself, and must fi
 import enum
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +34,7 @@ _USUAL = (_BASELINE, _EXTENDED, _PROGRESSIVE)
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # these three are tables and an extension
 _ALONE = frozenset(range(0xD0, 0xD8)) | {_TEM}  # markers without a length
 
-_GREY = 1
+Sampling = tuple[tuple[int, int], ...]
 # Sampling factors (horizontal, vertical) of Y, Cb, Cr whose parts are known to decode as in the whole.
 SAMPLINGS = {
     ((1, 1), (1, 1), (1, 1)): "4:4:4",
@@ -62,23 +61,31 @@ class Reach(enum.Enum):
     ODD = "CMYK, arithmetic coding and the like: only the whole, by OpenCV"
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """`components` is 1 (grey), 3 or 4 (CMYK). The rest below `restart_interval` is for the decoders.
-
-    `frame_at` is the place of the FF of the marker that holds the size, `scan_at` of the scan's first byte.
-    """
+class Header(NamedTuple):
+    """`frame_at` is the place of the FF of the marker that holds the size, `scan_at` of the scan's first byte."""
 
     height: int
     width: int
-    components: int
-    progressive: bool
-    restart_interval: int  # MCUs between restart markers; 0: there are none
-    sampling: tuple[tuple[int, int], ...]  # (horizontal, vertical) factor of each component
-    reach: Reach
-    unusual: bool  # arithmetic coding, lossless, hierarchical
+    sampling: Sampling  # (horizontal, vertical) factor of each component
+    code: int  # of the frame's marker
     frame_at: int
     scan_at: int
+    restart_interval: int  # MCUs between restart markers; 0: there are none
+    reach: Reach
+
+    @property
+    def components(self) -> int:
+        """1 (grey), 3 or 4 (CMYK)."""
+        return len(self.sampling)
+
+    @property
+    def progressive(self) -> bool:
+        return self.code in (_PROGRESSIVE, _ARITHMETIC_PROGRESSIVE)
+
+    @property
+    def unusual(self) -> bool:
+        """Arithmetic coding, lossless, hierarchical."""
+        return self.code not in _USUAL
 
     @property
     def kind(self) -> str:
@@ -88,14 +95,6 @@ class Header:
             return f"unusual {colour}JPEG"
         # "extended sequential" with 8 bits is baseline with more tables, and decoded alike
         return f"{'progressive ' if self.progressive else '' if colour else 'baseline '}{colour}JPEG"
-
-
-class _Frame(NamedTuple):
-    at: int
-    code: int
-    height: int
-    width: int
-    sampling: tuple[tuple[int, int], ...]
 
 
 def read_header(data: Buffer) -> Header:
@@ -112,30 +111,20 @@ def read_header(data: Buffer) -> Header:
         if code in _FRAMES:
             if frame is not None:
                 raise _damaged("it has two frame headers")
-            frame = _frame(view, at, length, code)
+            frame = *_frame(view, at, length), code, at - 2
         elif code == _DRI:
             if length != 4:
                 raise _damaged("its restart interval is malformed")
             interval = view[at + 2] << 8 | view[at + 3]
     if frame is None:
         raise _damaged("it has no frame header")
-    reach = _reach(frame, view[at + 2])  # of the last segment, which begins the scan
+    height, width, sampling, code, frame_at = frame
+    reach = _reach(code, sampling, view[at + 2])  # of the last segment, which begins the scan
     if reach is not Reach.PART and (scans := bytes(view).count(b"\xff\xda")) > MAX_SCANS:
         raise BadImage(
             "unsupported", f"the image has {scans} scans, more than {MAX_SCANS}", "leave it out, or encode it again"
         )
-    return Header(
-        height=frame.height,
-        width=frame.width,
-        components=len(frame.sampling),
-        progressive=frame.code in (_PROGRESSIVE, _ARITHMETIC_PROGRESSIVE),
-        restart_interval=interval,
-        sampling=frame.sampling,
-        reach=reach,
-        unusual=frame.code not in _USUAL,
-        frame_at=frame.at,
-        scan_at=at + length,
-    )
+    return Header(height, width, sampling, code, frame_at, at + length, interval, reach)
 
 
 def exif_of(data: Buffer) -> bytes:
@@ -204,7 +193,8 @@ def as_bytes(data: Buffer) -> memoryview:
     return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")
 
 
-def _frame(view: memoryview, at: int, length: int, code: int) -> _Frame:
+def _frame(view: memoryview, at: int, length: int) -> tuple[int, int, Sampling]:
+    """Height, width and sampling."""
     if length < 8 or length != 8 + 3 * view[at + 7]:
         raise _damaged("its frame header is malformed")
     bits, height, width = view[at + 2], view[at + 3] << 8 | view[at + 4], view[at + 5] << 8 | view[at + 6]
@@ -223,17 +213,15 @@ def _frame(view: memoryview, at: int, length: int, code: int) -> _Frame:
     factors = view[at + 9 : at + length : 3]
     if len(factors) not in (1, 3, 4):
         raise _damaged(f"it has {len(factors)} colour components", "unsupported")
-    return _Frame(at - 2, code, height, width, tuple((f >> 4, f & 15) for f in factors))
+    return height, width, tuple((f >> 4, f & 15) for f in factors)
 
 
-def _reach(frame: _Frame, in_scan: int) -> Reach:
+def _reach(code: int, sampling: Sampling, in_scan: int) -> Reach:
     """`in_scan` is how many components the first scan holds."""
-    if frame.code not in _USUAL or len(frame.sampling) == 4:
+    if code not in _USUAL or len(sampling) == 4:
         return Reach.ODD
-    usual = len(frame.sampling) == _GREY or frame.sampling in SAMPLINGS
-    if frame.code != _PROGRESSIVE and in_scan == len(frame.sampling) and usual:
-        return Reach.PART
-    return Reach.WHOLE
+    usual = len(sampling) == 1 or sampling in SAMPLINGS
+    return Reach.PART if code != _PROGRESSIVE and in_scan == len(sampling) and usual else Reach.WHOLE
 
 
 def _cut_off() -> BadImage:

@@ -1,16 +1,13 @@
 """A rectangle of a JPEG with restart markers, as a JPEG of its own.
 
-A restart marker stands after every so many MCUs (blocks of 8 to 32 pixels). What lies between two is a segment that can
-be decoded alone. If the segments make a grid (a row of MCUs holds a whole number of them, or each holds whole rows),
-those that touch the part, a smaller size in the header and restart markers numbered anew are a valid file. Its pixels
-are those of the whole, except along the cut edges, where libjpeg smooths the colour with the neighbours: one pixel more
-than the part is taken.
-
-A damaged segment decodes alike in both, as long as the markers up to the part's end are all there and numbered in
-order; else nothing is cut.
+A restart marker stands after every so many MCUs (blocks of 8 to 32 pixels). What lies between two is a segment that can be decoded alone.
+If the segments make a grid (a row of MCUs holds a whole number of them, or each holds whole rows), those that touch the part, a smaller
+size in the header and restart markers numbered anew are a valid file. Its pixels are those of the whole, except along the cut edges, where
+libjpeg smooths the colour with the neighbours: one pixel more than the part is taken. A damaged segment decodes alike in both, as long as
+the markers up to the part's end are all there and numbered in order; else nothing is cut.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -26,8 +23,7 @@ NARROWEST = 8
 MARKER = 2  # bytes of one
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(NamedTuple):
     """Segments as a grid: each (but those at the right and bottom edge) is `height` x `width` pixels."""
 
     height: int
@@ -36,8 +32,7 @@ class Grid:
     columns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """The cells of a grid that are cut out, and the part of the picture that they are."""
 
     cells: Grid

@@ -18,12 +18,4 @@ stagerun's manifest below stagerun-UID.
 from stagerun.data.scratch.layout import CopyStopped, Found, Original, look
 from stagerun.data.scratch.staging import Copy, Progress, stage
 
-__all__ = [
-    "Copy",
-    "CopyStopped",
-    "Found",
-    "Original",
-    "Progress",
-    "look",
-    "stage",
-]
+__all__ = ["Copy", "CopyStopped", "Found", "Original", "Progress", "look", "stage"]

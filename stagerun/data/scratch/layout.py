@@ -14,14 +14,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from stagerun.base.errors import DataError, StorageError
+from stagerun.base.errors import StorageError
 from stagerun.base.text import size
 from stagerun.system.files import open_lock, private_folder, write_whole
 from stagerun.system.image_sets import SIDE_FILE
 from stagerun.system.imports import COPY, scratch_home
 from stagerun.system.lmdb_file import BY_SCHEDULE, LmdbFile, reading
-from stagerun.system.typed import Signed, json_object, read_as
+from stagerun.system.typed import json_object, read_as
 
 BLOCK = 1 << 26
 DATA, MANIFEST, JOURNAL, SUSPECT = "data.mdb", COPY, "blocks", "suspect"
@@ -29,7 +30,6 @@ PARTIAL = ".partial"
 IMPORTED = "lmdb/data.mdb"  # of an import that is not complete
 
 _NAME = re.compile(r"[0-9a-f]{64}")
-_MOST_MANIFEST_BYTES = 1 << 26
 _PAUSE_S = 0.1  # between two tries of a lock: a wait inside the kernel would not hear a request to stop
 
 
@@ -92,24 +92,23 @@ class Use:
 
     def __init__(self, folder: Path) -> None:
         """Call it while holding the copy's lock: then no one is removing it. OSError."""
-        self._fd: int | None = _open_folder(folder)
+        self._fd = _open_folder(folder)
         fcntl.flock(self._fd, fcntl.LOCK_SH)
         os.utime(self._fd)
 
     def close(self) -> None:
-        fd, self._fd = self._fd, None
-        if fd is not None:
+        """May be called twice."""
+        fd, self._fd = self._fd, -1
+        for end in (os.utime, os.close):
             with contextlib.suppress(OSError):  # a disk that is gone
-                os.utime(fd)
-            os.close(fd)
+                end(fd)
 
 
 def _open_folder(folder: Path) -> int:
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
 
-@dataclass(frozen=True, slots=True)
-class Original:
+class Original(NamedTuple):
     """One state of an LMDB that is copied. `path` as it was given; `size` and `mtime_ns` are those of data.mdb."""
 
     path: str
@@ -152,37 +151,25 @@ class Manifest:
 
     source: str  # real path of the LMDB's folder
     size: int  # of data.mdb
-    mtime_ns: Signed
     blocks: tuple[str, ...] = ()  # sha256 in hex of each BLOCK bytes of data.mdb, the last one shorter
-
-
-def manifest_of(original: Original) -> Manifest:
-    return Manifest(source=original.real, size=original.size, mtime_ns=original.mtime_ns)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Whole or not at all. OSError."""
-    text = json.dumps({"version": 1, **asdict(manifest)}, indent=1)
+    text = json.dumps(asdict(manifest), indent=1)
     write_whole(folder / MANIFEST, text.encode(), aside=folder / f"{MANIFEST}.new")
 
 
 def read_manifest(folder: Path) -> Manifest | None:
     """None if there is none, or it isn't what `write_manifest` writes. OSError if the disk fails."""
     try:
-        fd = os.open(folder / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    with open(fd, "rb") as stream:
-        data = stream.read(_MOST_MANIFEST_BYTES)
-    try:
-        manifest = read_as(Manifest, json_object(data))
-    except ValueError:
+        manifest = read_as(Manifest, json_object((folder / MANIFEST).read_bytes()))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return manifest if len(manifest.blocks) in (0, -(-manifest.size // BLOCK)) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """A folder of stagerun's in the scratch folder."""
 
     folder: Path
@@ -272,11 +259,7 @@ def idle_now(one: Found) -> Iterator[bool]:
 
 
 def take_room(
-    home: Path,
-    originals: Sequence[Original],
-    reserve: int,
-    stop: Callable[[], bool],
-    removed: Callable[[Found], None],
+    home: Path, originals: Sequence[Original], reserve: int, stop: Callable[[], bool], removed: Callable[[Found], None]
 ) -> None:
     """Takes the room that copies of `originals` still need and leaves `reserve` bytes free; registers the copies.
 
@@ -314,12 +297,4 @@ def take_room(
             folder = home / f"{original.name}{PARTIAL}"
             folder.mkdir(mode=0o700, exist_ok=True)
             if read_manifest(folder) is None:
-                write_manifest(folder, manifest_of(original))
-
-
-class SourceChanged(DataError):
-    def __init__(self, original: Original) -> None:
-        super().__init__(
-            f"{original.path}: the LMDB was changed while it was copied",
-            "wait until it is complete, then run the same command again",
-        )
+                write_manifest(folder, Manifest(source=original.real, size=original.size))

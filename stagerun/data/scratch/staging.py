@@ -10,8 +10,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from stagerun.base.errors import DataError, PermissionDenied, StorageError
 from stagerun.data.scratch import layout
@@ -24,13 +24,11 @@ from stagerun.data.scratch.layout import (
     CopyStopped,
     Found,
     Original,
-    SourceChanged,
     Use,
     file_size,
     held,
     home_of,
     look,
-    manifest_of,
     read_manifest,
     remove,
     take_room,
@@ -50,27 +48,12 @@ _STREAMS = 4
 _LINE = re.compile(r"^([0-9]{1,9}) ([0-9a-f]{64})$", re.MULTILINE)  # of the journal
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """Bytes of all copies that were asked for at once. `waiting`: another process makes them."""
 
     done: int
     total: int
     waiting: bool = False
-
-
-class _Tally:
-    """Adds up what several threads do, and reports it, one report at a time."""
-
-    def __init__(self, total: int, report: Callable[[Progress], None]) -> None:
-        self.done, self.total, self.copied = 0, total, 0
-        self._report, self._lock = report, threading.Lock()
-
-    def add(self, count: int, copied: bool) -> None:
-        with self._lock:
-            self.done += count
-            self.copied += count if copied else 0
-            self._report(Progress(self.done, self.total))
 
 
 class Copy:
@@ -88,8 +71,7 @@ class Copy:
         self._use = Use(folder)
 
     def suspect(self) -> None:
-        """It can't be read, or gives other bytes than it should: every block is compared before anyone uses it again. As far as the
-        disk lets us say so."""
+        """Have every block compared before anyone uses it again, as far as the disk lets us say so: it can't be read."""
         with contextlib.suppress(OSError):
             Path(self.path, SUSPECT).touch(0o600)
 
@@ -128,15 +110,22 @@ def stage(
         todo = [original for original in wanted.values() if not _usable(home, original)]
         if todo:
             take_room(home, todo, round(reserve * GIGABYTE), stop, removed)
-        tally = _Tally(sum(original.size for original in todo), watch)
-        done: dict[str, tuple[int, float]] = {}
+        done, needed, lock = 0, sum(original.size for original in todo), threading.Lock()
+
+        def report(count: int) -> None:
+            nonlocal done
+            with lock:
+                done += count
+                watch(Progress(done, needed))
+
+        copied: dict[str, tuple[int, float]] = {}
         for original in todo:
-            began, before = time.monotonic(), tally.copied
-            _make(home, original, tally, stop)
-            done[original.name] = tally.copied - before, time.monotonic() - began
+            began = time.monotonic()
+            count = _make(home, original, report, stop)
+            copied[original.name] = count, time.monotonic() - began
         for original in wanted.values():
             _mirror_side_file(home / original.name, original)
-        return [Copy(home / one.name, one, *done.get(one.name, (0, 0.0))) for one in originals]
+        return [Copy(home / one.name, one, *copied.get(one.name, (0, 0.0))) for one in originals]
 
 
 def _usable(home: Path, original: Original) -> bool:
@@ -165,24 +154,35 @@ def _usable(home: Path, original: Original) -> bool:
     return False
 
 
-def _make(home: Path, original: Original, tally: _Tally, stop: Callable[[], bool]) -> None:
+def _make(home: Path, original: Original, report: Callable[[int], None], stop: Callable[[], bool]) -> int:
+    """Bytes that were copied."""
     partial, folder = home / f"{original.name}{PARTIAL}", home / original.name
     try:
         _require_same(original)
-        blocks = _Copying(original, partial, tally, stop).run()
+        copying = _Copying(original, partial, report, stop)
+        blocks = copying.run()
         _require_same(original)
         (partial / SUSPECT).unlink(missing_ok=True)
-        write_manifest(partial, replace(manifest_of(original), blocks=blocks))
+        write_manifest(partial, layout.Manifest(source=original.real, size=original.size, blocks=blocks))
         # The journal last: a kill before the rename leaves all that is needed to go on, one after it a file without a use.
         partial.rename(folder)
         sync_folder(home)
         (folder / JOURNAL).unlink()
+        return sum(copying.copied)
     except BaseException as error:
         # A stop, or a source that is gone, keeps what is there; a full or failing disk keeps nothing.
         if isinstance(error, SourceChanged) or not isinstance(error, CopyStopped | DataError | PermissionDenied):
             with contextlib.suppress(OSError):
                 remove(partial)
         raise
+
+
+class SourceChanged(DataError):
+    def __init__(self, original: Original) -> None:
+        super().__init__(
+            f"{original.path}: the LMDB was changed while it was copied",
+            "wait until it is complete, then run the same command again",
+        )
 
 
 def _require_same(original: Original) -> None:
@@ -194,10 +194,13 @@ def _require_same(original: Original) -> None:
 class _Copying:
     """One copy in the making, by several threads."""
 
-    def __init__(self, original: Original, folder: Path, tally: _Tally, stop: Callable[[], bool]) -> None:
-        self._original, self._tally, self._stop = original, tally, stop
-        self._file, self._target_file, self._journal_file = Path(original.path, DATA), folder / DATA, folder / JOURNAL
+    def __init__(
+        self, original: Original, folder: Path, report: Callable[[int], None], stop: Callable[[], bool]
+    ) -> None:
+        self._original, self._folder, self._report, self._stop = original, folder, report, stop
+        self._file = Path(original.path, DATA)
         self._errors: list[BaseException] = []
+        self.copied: list[int] = []  # bytes of each block
 
     def run(self) -> tuple[str, ...]:
         """Brings the copy's data.mdb to the bytes of the original; the digests of all blocks, which are on the disk then.
@@ -208,10 +211,9 @@ class _Copying:
         count = -(-self._original.size // layout.BLOCK)
         todo, digests = iter(range(count)), dict[int, str]()
         # Blocks that an interrupted copy has written: each is read back before it counts.
-        known: dict[int, str] = {}
-        if self._journal_file.exists():
-            text = self._journal_file.read_text(encoding="ascii", errors="replace")
-            known = {int(number): digest for number, digest in _LINE.findall(text)}
+        journal = self._folder / JOURNAL
+        text = journal.read_text(encoding="ascii", errors="replace") if journal.exists() else ""
+        known = {int(number): digest for number, digest in _LINE.findall(text)}
 
         def work() -> None:
             room = memoryview(bytearray(_PIECE))
@@ -224,36 +226,41 @@ class _Copying:
         with contextlib.ExitStack() as files:
             with reading(self._file):
                 self._source = _open(files, self._file, os.O_RDONLY)
-            self._target = _open(files, self._target_file, os.O_RDWR | os.O_CREAT)
-            self._journal = _open(files, self._journal_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            self._target = _open(files, self._folder / DATA, os.O_RDWR | os.O_CREAT)
+            self._journal = _open(files, journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.ftruncate(self._target, self._original.size)
             # Daemons: a file server that hangs must not keep a process from ending.
             threads = [threading.Thread(target=work, name="copy", daemon=True) for _ in range(min(_STREAMS, count))]
+            try:
+                for thread in threads:
+                    thread.start()
+            except RuntimeError as error:  # of a limit on threads: those that run must end before the files are closed
+                self._errors.append(error)
             for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+                if thread.ident is not None:
+                    thread.join()
         if self._errors:
             raise self._errors[0]
         return tuple(digests[n] for n in range(count))
 
     def _block(self, number: int, known: str, room: memoryview) -> str:
         """The digest of a block that is on the disk then; `known`: of one that may be there already."""
-        at = number * layout.BLOCK
-        end = min(at + layout.BLOCK, self._original.size)
-        if known and self._read_back(at, end, room) == known:
-            self._tally.add(end - at, copied=False)
+        begin = number * layout.BLOCK
+        end = min(begin + layout.BLOCK, self._original.size)
+        if known and self._read_back(begin, end, room) == known:
+            self._report(end - begin)
             return known
         for _ in range(2):
-            digest = self._transfer(at, end, room)
+            digest = self._transfer(begin, end, room)
             # Each for itself, so that at the end, or at a stop, no backlog is left to wait for.
             os.fdatasync(self._target)
-            if self._read_back(at, end, room) == digest:
+            if self._read_back(begin, end, room) == digest:
+                self.copied.append(end - begin)
                 os.write(self._journal, f"\n{number} {digest}\n".encode())  # a kill may have cut the line before
                 return digest
-            self._tally.add(at - end, copied=True)
+            self._report(begin - end)
         raise StorageError(
-            f"{self._target_file}: the disk gives back other bytes than were written to it",
+            f"{self._folder / DATA}: the disk gives back other bytes than were written to it",
             "the disk is failing: leave this node out, or give another `scratch`",
         )
 
@@ -272,7 +279,7 @@ class _Copying:
                 raise SourceChanged(self._original)
             digest.update(piece)
             at += len(piece)
-            self._tally.add(len(piece), copied=True)
+            self._report(len(piece))
             while piece:  # a full disk first writes less than it was given, then fails
                 piece = piece[os.pwrite(self._target, piece, at - len(piece)) :]
         # The source is not read again; the memory is better used for the copy.
@@ -297,7 +304,7 @@ class _Copying:
 
 
 def _open(files: contextlib.ExitStack, path: Path, flags: int) -> int:
-    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, flags | os.O_NOFOLLOW, 0o600)
     files.callback(os.close, fd)
     return fd
 
@@ -309,9 +316,10 @@ def _mirror_side_file(folder: Path, original: Original) -> None:
         if not file.exists():
             copy.unlink(missing_ok=True)
             return
-        state, data = file.stat(), file.read_bytes()
-    if copy.exists() and (len(data), state.st_mtime_ns) == (copy.stat().st_size, copy.stat().st_mtime_ns):
-        return
+        state = file.stat()
+        if copy.exists() and (state.st_size, state.st_mtime_ns) == (copy.stat().st_size, copy.stat().st_mtime_ns):
+            return
+        data = file.read_bytes()
     # Renamed over the old one, which those who read it keep. It has a digest of its own, compared when it is loaded.
     write_whole(copy, data, aside=folder / f"{SIDE_FILE}.new")
     os.utime(copy, ns=(state.st_mtime_ns, state.st_mtime_ns))

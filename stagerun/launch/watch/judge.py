@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from stagerun.base.errors import AGAIN
 from stagerun.base.text import duration, listed
-from stagerun.system.pulse import Limits, Section
+from stagerun.system.pulse import Beat, Limits, Section
 
 # Between two looks of a monitor, and two words to the others; in a large job a rank speaks more seldom.
 TICK_S, RANKS_PER_TICK = 0.2, 100
@@ -30,32 +30,30 @@ def quiet(size: int) -> float:
     return max(_QUIET_S, _QUIET_TICKS * tick(size))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What is known of a rank. Lengths of time are in seconds."""
+@dataclass(slots=True, kw_only=True)
+class Seen(Beat):
+    """What is known of a rank: its last beat, whose `moved` and `since` are by its own host's clock, and more. Lengths of time in seconds."""
 
     rank: int
     host: str
     pid: int
-    section: Section
-    stage: str = ""
-    iter: int = 0
     idle: float = 0.0  # since there last was progress; of one that waits for others, since it began to
-    waiting: bool = False
-    printing: bool = False
-    compiled: bool = False
-    slowest: float = 0.0  # step of late in this section
     state: str = ""  # /proc's letter
     stopped: float = 0.0  # how long it has been T
     silence: float = 0.0  # since its monitor was last heard
     ended: float = 0.0  # since its worker ended, or was about to; 0: it lives
-    batches: int = 0  # of training, in this process life
-    busy: float = 0.0  # that they took, without waiting for others
+    worded: bool = True  # the worker knew that it ended
     stack: str | None = None  # once its own monitor has blamed it
 
     @property
     def name(self) -> str:
         return f"rank {self.rank} on {self.host}"
+
+    @property
+    def place(self) -> str:
+        """Another rank may have gone on since its monitor was last heard."""
+        place, at = f"in section {self.section.value}", "at or after" if self.silence else "at"
+        return f"{place}, `{self.stage}` {at} iteration {self.iter}" if self.stage else place
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +69,10 @@ class Verdict:
         lines = list(self.lines[:_NAMED])
         if more := self.lines[_NAMED:]:
             lines.append(f"and {len(more)} more")
-        for one in self.guilty[:_NAMED]:
-            if one.stack:
-                whose = f"of rank {one.rank}" if len(self.guilty) > 1 else "of this rank"
-                lines.append(f"  the Python stack {whose}, the newest call first:")
-                lines += [f"    {line}" for line in one.stack.splitlines()]
-                break
+        if stacks := [one for one in self.guilty[:_NAMED] if one.stack]:
+            whose = f"of rank {stacks[0].rank}" if len(self.guilty) > 1 else "of this rank"
+            lines.append(f"  the Python stack {whose}, the newest call first:")
+            lines += [f"    {line}" for line in (stacks[0].stack or "").splitlines()]
         longer = f"; --timeout {self.section.value}=TIME gives it longer" if self.section is not None else ""
         return "\n".join([*lines, f"  hint: {AGAIN}{longer}"])
 
@@ -87,12 +83,15 @@ def judge(seen: Sequence[Seen], size: int, limits: Limits) -> Verdict | None:
     A rank that waits for others is not to blame, unless its process is stopped.
     """
     living, ended = [one for one in seen if not one.ended], [one for one in seen if one.ended]
-    blamed = [(one, text) for one in living if (text := blame(one, size, limits))]
+    heard = [one for one in living if one.silence < quiet(size)]
+    all_wait = bool(heard) and all(one.waiting and one.state != "T" for one in heard)
+    # While the job goes on, silence says nothing: a monitor may have been killed.
+    waited = min(one.idle for one in heard) if all_wait else 0.0
+    blamed = [(one, text) for one in living if (text := blame(one, size, limits, waited))]
     if blamed:
         guilty, texts = zip(*blamed, strict=True)
         return Verdict(guilty, texts, guilty[0].section)
-    heard = all(one.waiting and one.silence < quiet(size) and one.state != "T" for one in living)
-    if size == 1 or not living or not heard:
+    if size == 1 or not all_wait or len(heard) < len(living):
         return None
     # Whoever came last began to wait last; all that are watched have waited for the network, or for one that isn't, since then.
     last = min(living, key=lambda one: one.idle)
@@ -100,15 +99,14 @@ def judge(seen: Sequence[Seen], size: int, limits: Limits) -> Verdict | None:
         # A collective that lacks a rank never ends. Gloo's ranks notice that at once, and end by themselves; NCCL's don't.
         limit = max(limits.of(Section.ITERATION, one.slowest or _NO_TIME) for one in living)
         waited = min(last.idle, max(one.ended for one in ended))
-        text = f"has ended, and the others have waited for it for {_seconds(waited)} (time-out {_seconds(limit)}) {_place(last)}"
-        lines = tuple(f"{one.name} {text}" for one in ended)
-        return Verdict(tuple(ended), lines) if waited >= limit else None
+        text = f"has ended, and the others have waited for it for {_over(waited, limit)} {last.place}"
+        return Verdict(tuple(ended), tuple(f"{one.name} {text}" for one in ended)) if waited >= limit else None
     limit = max(limits.of(one.section, one.slowest, one.compiled) for one in living)
     missing = sorted(set(range(size)) - {one.rank for one in living})
     if missing:
         # A rank of which nothing is known may be at something that takes it long; so no one is hasty here.
         limit = max(limit, limits.longest)
-    since = f"{_seconds(last.idle)} (time-out {_seconds(limit)}) {_place(last)}"
+    since = f"{_over(last.idle, limit)} {last.place}"
     if missing:
         whom = f"others, of which some are not watched: {listed([f'rank {rank}' for rank in missing], _NAMED)}"
         text = f"{listed([one.name for one in living], _NAMED)} waited for {since} for {whom}"
@@ -121,31 +119,27 @@ def judge(seen: Sequence[Seen], size: int, limits: Limits) -> Verdict | None:
     return Verdict((), (text,), last.section) if last.idle >= limit else None
 
 
-def blame(one: Seen, size: int, limits: Limits) -> str:
-    """Why a rank is to blame; '' if it isn't."""
-    own = limits.of(one.section, one.slowest, one.compiled)
+def blame(one: Seen, size: int, limits: Limits, waited: float = 0.0) -> str:
+    """Why a rank is to blame; '' if it isn't. `waited`: how long all that are heard have waited for others."""
+    limit = limits.of(one.section, one.slowest, one.compiled)
     # Nothing that goes well stops a process or silences a host, whatever the section is.
-    short = min(own, limits.of(Section.ITERATION, one.slowest or _NO_TIME))
+    short = min(limit, limits.of(Section.ITERATION, one.slowest or _NO_TIME))
     if one.silence >= quiet(size):
-        if one.silence < short:
-            return ""
-        text = f"{one.name} can't be reached for {_seconds(one.silence)} (time-out {_seconds(short)}): its host, or the network to it, is down"
-        return f"{text}; it was {_place(one)}"
-    idle, limit = one.idle + one.silence, own
+        text = f"{one.name} can't be reached for {_over(one.silence, short)}: its host, or the network to it, is down"
+        return f"{text}; it was {one.place}" if min(one.silence, waited) >= short else ""
+    idle = one.idle + one.silence
     if one.state == "T":
         idle, limit = (max(one.stopped, 0.0 if one.waiting else one.idle) if one.stopped >= short else 0.0), short
     elif one.waiting or one.printing:
         return ""
     if idle < limit:
         return ""
-    text = f"{one.name} has not moved for {_seconds(idle)} (time-out {_seconds(limit)}) {_place(one)}"
+    text = f"{one.name} has not moved for {_over(idle, limit)} {one.place}"
     return f"{text}; process {one.pid} {_STATES[one.state]}" if one.state in _STATES else text
 
 
-def _place(one: Seen) -> str:
-    """Another rank may have gone on since its monitor was last heard."""
-    place, at = f"in section {one.section.value}", "at or after" if one.silence else "at"
-    return f"{place}, `{one.stage}` {at} iteration {one.iter}" if one.stage else place
+def _over(value: float, limit: float) -> str:
+    return f"{_seconds(value)} (time-out {_seconds(limit)})"
 
 
 def _seconds(value: float) -> str:

@@ -1,30 +1,32 @@
 """The monitor: a small process beside each worker that sees when it hangs. `python -m stagerun.launch.watch.monitor SETUP`.
 
-It is a process of its own, since a worker that holds Python's lock, or is stopped, could not look at itself. The monitors of
-a job talk to that of rank 0, which judges; one that rank 0's can't be reached from judges by itself. What they decide, their
-workers say, and end; a worker that can't is killed.
+It is a process of its own, since a worker that holds Python's lock, or is stopped, can't look at itself; and it speaks over sockets of its own,
+since a store of torch's would need torch in it (ten times the memory), and its calls don't come back when the store's host is cut off. What the
+monitors decide, their workers say, and end; a worker that can't is killed.
 """
 
-import asyncio
 import json
 import os
+import selectors
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import NoReturn
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
 
 from stagerun.base.errors import ExitCode
-from stagerun.launch.folder import report
-from stagerun.launch.watch import process
-from stagerun.launch.watch.judge import TICK_S, Pace, Seen, Verdict, blame, judge, tick
-from stagerun.launch.watch.peers import Message, Peers
-from stagerun.system.host import open_files
-from stagerun.system.process import die_with_parent
+from stagerun.launch.folder import remove_left_folder, report
+from stagerun.launch.watch.judge import Pace, Seen, Verdict, blame, judge, tick
+from stagerun.launch.watch.peers import LONGEST, Peers
+from stagerun.system import signals
+from stagerun.system.files import LineFile
+from stagerun.system.host import host_name
+from stagerun.system.process import die_with_parent, stat
 from stagerun.system.pulse import SIZE, Beat, Limits, Section, read
 from stagerun.system.typed import json_line
 
@@ -39,99 +41,107 @@ _ANSWER_S = 0.4
 _SNAPSHOT_S, _END_S = 10.0, 5.0
 # How long the line for the log may take.
 _LOG_S = 1.0
-_MOST_FILES = 1 << 20
+_JUST_ENDED_S = 1e-9
+# Nothing else sends it. Before the worker has a handler for it, it would end the worker.
+STACK_SIGNAL = signal.SIGRTMIN + 5
+# How long a stack may take to be written, and for how long nothing must be added to count as whole.
+_STACK_S, _WHOLE_S = 0.4, 0.04
+_MOST_LINES = 20
+_STARTS = "stagerun/launch/start.py"  # the calls up to the worker's job
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a worker says to its monitor at the start. `pulse`, `stack`, `link` and `listener` (on rank 0) are file descriptors. `gone`: a
-    file in which our launcher, if one started the worker, reports a host that is gone."""
+    """What a worker says to its monitor at the start. `pulse`, `stack` and `link` are file descriptors."""
 
     rank: int
     size: int
     pid: int
     thread: int  # the one that trains
-    host: str
     limits: dict[str, float]
     pulse: int
     stack: int
     link: int
-    listener: int
-    gone: str
 
 
 class Monitor:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.limits = Limits({Section(name): value for name, value in setup.limits.items()})
-        open_files(_MOST_FILES)  # on rank 0 a connection for each rank
-        self.peers = Peers(setup.rank, setup.size, self._end)
-        self.pace = Pace()
+        self.link = socket.socket(fileno=setup.link)
+        self.link.setblocking(False)
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.link, selectors.EVENT_READ, self._hear_worker)
+        self.peers, self.pace = Peers(setup.rank, setup.size), Pace()
         now = time.monotonic()
         self.tick_s = tick(setup.size)
         self.looked, self.awake = now, now  # last look; since when nothing kept this process from looking
         self.beat = Beat(moved=now)
         self.stopped_since: float | None = None
-        self.blamed: Seen | None = None
-        self.blamed_at = self.verdict_at = 0.0
+        self.stack: str | None = None  # of the worker, while it is to blame
+        self.verdict_at = 0.0
         self.gone: list[str] = []
         self.done = False
         self.log = ""
         # The end:
         self.text = ""
         self.patience = _SNAPSHOT_S
-        self.answered = 0.0  # when
+        self.answered = False
         self.ending_since = 0.0
-        self.threads: list[threading.Thread] = []  # that may take for ever
 
-    async def run(self) -> NoReturn:
-        reader, self.writer = await asyncio.open_connection(sock=socket.socket(fileno=self.setup.link))
-        if self.setup.listener >= 0:
-            await self.peers.listen(socket.socket(fileno=self.setup.listener))
-        worker = asyncio.create_task(self._hear_worker(reader))
+    def run(self) -> None:
         while not self.done:
-            due = self.looked + (self.tick_s if not self.text else _ENDING_TICK_S)
-            await asyncio.wait([worker], timeout=min(TICK_S, max(0.0, due - time.monotonic())))
-            if worker.done():
-                self._gone()
-            elif time.monotonic() >= due:
-                self._tick()
-        self._join()
-        os._exit(0)  # all is said; asyncio would complain of tasks that it cancels
+            due = self.looked + (_ENDING_TICK_S if self.text else self.tick_s)
+            for key, _ in self.selector.select(max(0.0, due - time.monotonic())):
+                key.data()
+            if not self.done and time.monotonic() >= due:
+                self._tick(time.monotonic())
 
-    async def _hear_worker(self, reader: asyncio.StreamReader) -> None:
-        """Take what the worker says, to its end."""
-        with suppress(OSError):
-            while text := await reader.readline():
-                match json.loads(text):
-                    case {"bye": True}:
-                        self.peers.send({"bye": True, "worded": True})
-                        self.done = True
-                        return
-                    case {"log": str(path)}:
-                        self.log = path
-                    case {"answered": True}:
-                        self.answered = time.monotonic()
-                    case {"meet": dict(place)}:
-                        self.peers.meet(place)
+    def _hear_worker(self) -> None:
+        try:
+            data, files, *_ = socket.recv_fds(self.link, LONGEST, 1)
+        except OSError:
+            data = b""
+        if not data:
+            self._worker_ended()
+            return
+        match json.loads(data):
+            case {"bye": True}:
+                self._leave(worded=True)
+            case {"log": str(path)}:
+                self.log = path
+            case {"answered": True}:
+                self.answered = True
+            case {"token": str(token)}:
+                own = socket.socket(fileno=files[0])
+                self.peers.meet(token, own)
+                self.selector.register(own, selectors.EVENT_READ, self._hear_peers)
 
-    def _tell(self, message: Message) -> None:
+    def _tell(self, **message: Any) -> None:
         """Tell the worker."""
-        self.writer.write(json_line(message))
+        with suppress(OSError):  # it is gone, or is stopped and doesn't read
+            self.link.send(json_line(message))
 
-    def _gone(self) -> None:
-        """The worker has ended, one way or another: perhaps as it was asked to, perhaps without a word, which the others then hear
-        from here. Their collectives may never show it."""
-        if self.text:
-            self._log()  # not before: what it has still trained and saved comes first
-        elif not self.done:
-            self.peers.send({"bye": True, "worded": False})
+    def _hear_peers(self) -> None:
+        if end := self.peers.hear(time.monotonic()):
+            self._end(end)
+
+    def _worker_ended(self) -> None:
+        """One way or another: perhaps as it was asked to, perhaps without a word, which the others then hear from here. Their collectives may
+        never show it."""
+        if not self.text and not self.done:
+            self._leave(worded=False)
+        self.done = True
+
+    def _leave(self, worded: bool) -> None:
+        own = replace(self._look(time.monotonic()), ended=_JUST_ENDED_S, worded=worded)
+        for _ in range(3):  # a datagram may be lost, and no other follows
+            self.peers.speak(own)
         self.done = True
 
     # -- looking and judging
 
-    def _tick(self) -> None:
-        now = time.monotonic()
+    def _tick(self, now: float) -> None:
         if now - self.looked > _ASLEEP_S + self.tick_s:
             self.awake, self.stopped_since = now, None
             self.pace.restart()
@@ -140,31 +150,21 @@ class Monitor:
         if self.text:
             self._see_to_the_end(now)
         elif os.getppid() != self.setup.pid:  # a process that the worker has forked may keep its link open
-            self._gone()
-        elif text := self._lost_host():
-            self._end(text)
+            self._worker_ended()
         else:
             self._judge(now)
 
-    def _lost_host(self) -> str:
-        """What our launcher says of a host that is gone: it sees that sooner than silence can show it; ''."""
-        with suppress(OSError, ValueError), open(self.setup.gone) as file:
-            return str(json.load(file))
-        return ""
-
     def _judge(self, now: float) -> None:
         own = self._look(now)
-        # For its stack a stopped worker is sent on: it is reported as it was before, until rank 0's monitor has seen it.
-        if self.blamed is not None and now < self.blamed_at + _STACKS_S + 2 * self.tick_s:
-            own = self.blamed
-        elif blame(own, self.setup.size, self.limits):
-            stack = process.stack(self.setup.rank, self.setup.pid, self.setup.thread, self.setup.stack)
-            own = self.blamed = replace(own, stack=stack)
-            self.blamed_at = now
+        if not blame(own, self.setup.size, self.limits):
+            self.stack = None
+        elif self.stack is None:
+            self.stack = stack(self.setup.pid, self.setup.thread, self.setup.stack)
+        own = replace(own, stack=self.stack)
         self.peers.speak(own)
         if (gone := self.peers.gone(now)) != self.gone:
             self.gone = gone
-            self._tell({"gone": gone})
+            self._tell(gone=gone)
         if self.peers.judged(now):
             return
         seen = [own, *self.peers.seen(now)]
@@ -172,37 +172,32 @@ class Monitor:
         if verdict is None:
             self.verdict_at = 0.0
             for text in self.pace.look(seen) if self.setup.rank == 0 else ():
-                self._tell({"news": text})
+                self._tell(news=text)
         else:
             self.verdict_at = self.verdict_at or now
             if now > self.verdict_at + _STACKS_S or not self._stacks_missing(verdict):
-                text = verdict.message()
-                if self.setup.rank == 0:
-                    self.peers.send({"end": text})
-                self._end(text, own.rank in {one.rank for one in verdict.guilty})
+                self._end(verdict.message(), own.rank in {one.rank for one in verdict.guilty})
 
     def _stacks_missing(self, verdict: Verdict) -> bool:
         """Whether a stack may still come, of a rank that can be reached."""
         return any(one.stack is None and not one.silence > self.tick_s * 2 and not one.ended for one in verdict.guilty)
 
     def _look(self, now: float) -> Seen:
-        # The one before where a new one is being written.
+        # The beat before where a new one is being written.
         setup, beat = self.setup, read(os.pread(self.setup.pulse, SIZE, 0)) or self.beat
-        self.beat, state = beat, process.state(setup.pid)
-        if state != "T":
+        self.beat, letter = beat, state(setup.pid)
+        if letter != "T":
             self.stopped_since = None
         elif self.stopped_since is None:
             self.stopped_since = now
-        known = asdict(beat)
-        moved, since = known.pop("moved"), known.pop("since")
         return Seen(
+            **asdict(beat),
             rank=setup.rank,
-            host=setup.host,
+            host=host_name(),
             pid=setup.pid,
-            idle=max(0.0, now - max(since if beat.waiting else moved, self.awake)),
-            state=state,
+            idle=max(0.0, now - max(beat.since if beat.waiting else beat.moved, self.awake)),
+            state=letter,
             stopped=now - self.stopped_since if self.stopped_since is not None else 0.0,
-            **known,
         )
 
     # -- the end
@@ -214,36 +209,90 @@ class Monitor:
         self.text, self.ending_since = text, time.monotonic()
         if self.setup.rank == 0 and not guilty:
             self.patience = self.limits.of(Section.SAVE)
-        self._tell({"end": text, "patience": self.patience})
+        self._tell(end=text, patience=self.patience)
+        self._tell_others()
+
+    def _tell_others(self) -> None:
+        if self.setup.rank == 0:
+            self.peers.speak(self._look(time.monotonic()), self.text)
 
     def _see_to_the_end(self, now: float) -> None:
-        if not self.answered and now > self.ending_since + _ANSWER_S:
-            self.answered = now
-            # It adds nothing more, and its end may be that of all processes, as in a container.
-            self._log()
-            self._join()
-            reported = report(self.setup.rank, ExitCode.PEER, self.text)
-            process.kill(self.setup.pid)
-            if not reported:
-                self._aside(process.say, f"rank {self.setup.rank}: {self.text}\n")
-        if now > self.ending_since + self.patience + _END_S:
-            process.kill(self.setup.pid)
-            self._log()
+        self._tell_others()
+        late = now > self.ending_since + self.patience + _END_S
+        if late or (not self.answered and now > self.ending_since + _ANSWER_S):
+            # It adds nothing more, and its end may be that of all processes, as in a container: so the word comes before it. In a thread:
+            # the disk may be what hangs, and it may be that no one reads what is said.
+            speaking = threading.Thread(target=self._last_word, args=(late,), daemon=True)
+            speaking.start()
+            speaking.join(_LOG_S)
+            kill(self.setup.pid)
             self.done = True
 
-    def _log(self) -> None:
+    def _last_word(self, said: bool) -> None:
+        """`said`: by the worker."""
         if self.log:
-            self._aside(process.log_failure, self.log, self.text)
-            self.log = ""
+            log_failure(self.log, self.text)
+        if not said and not report(self.setup.rank, ExitCode.PEER, self.text):
+            say(f"rank {self.setup.rank}: {self.text}\n")
 
-    def _aside(self, do: Callable[..., None], *words: str) -> None:
-        """In a thread: the disk may be what hangs, and it may be that no one reads what is said."""
-        self.threads.append(threading.Thread(target=do, args=words, daemon=True))
-        self.threads[-1].start()
 
-    def _join(self) -> None:
-        for thread in self.threads:
-            thread.join(_LOG_S)
+# -- what a monitor knows of its own worker's process, and does to it
+
+
+def state(pid: int) -> str:
+    """/proc's letter; Z if it is gone."""
+    return (stat(pid) or "Z")[0]
+
+
+def stack(pid: int, thread: int, memory: int) -> str:
+    """Return the Python stack of the worker, shortened; '' if it doesn't answer. Waits some tenths of a second. `thread`: identity of the one
+    that trains. `memory`: descriptor of the file that the worker's handler writes to.
+
+    A stopped worker is not sent on for it: rank 0 might have been stopped just after it made sure that the output folder is its own, and
+    another run may have taken the folder over since.
+    """
+    if state(pid) == "T":
+        return ""
+    with suppress(OSError):
+        os.kill(pid, STACK_SIGNAL)
+    size, end = 0, time.monotonic() + _STACK_S
+    while time.monotonic() < end:
+        time.sleep(_WHOLE_S)
+        before, size = size, os.fstat(memory).st_size
+        if size == before > 0:
+            break
+    return shortened(os.pread(memory, min(size, 1 << 20), 0).decode(errors="replace"), thread)
+
+
+def shortened(text: str, trains: int) -> str:
+    """Of what faulthandler wrote, the newest calls of the thread that trains, without the first ones, which are always the same."""
+    lines = iter(text.splitlines())
+    begins = f"thread {trains:#018x}"
+    if not any(begins in line.lower() for line in lines):
+        return ""
+    calls = takewhile(lambda line: line.strip() and _STARTS not in line, lines)
+    own = [call.strip() for call in calls]
+    more = [f"and {len(own) - _MOST_LINES} more"] if len(own) > _MOST_LINES else []
+    return "\n".join([*own[:_MOST_LINES], *more])
+
+
+def kill(pid: int) -> None:
+    if os.getppid() == pid:  # otherwise it has ended, and its number may be another's
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def say(text: str) -> None:
+    with suppress(OSError):
+        os.write(2, (signals.erase_line(2) + text).encode())
+
+
+def log_failure(path: str, text: str) -> None:
+    """Adds the run's end to its log."""
+    record = {"time": round(time.time(), 3), "event": "Failed", "code": int(ExitCode.PEER), "text": text}
+    # Whole, with one call, as all lines there; on a line of its own if the worker was stopped in the middle of one.
+    with suppress(OSError), closing(LineFile(Path(path))) as file:
+        file.append(json.dumps(record).encode() + b"\n")
 
 
 def main() -> None:
@@ -255,7 +304,9 @@ def main() -> None:
         die_with_parent(signal.SIGCONT)
     monitor = Monitor(setup)
     if os.getppid() == setup.pid:
-        asyncio.run(monitor.run())
+        monitor.run()
+    remove_left_folder()
+    os._exit(0)  # no thread is waited for
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ from pathlib import Path
 
 from stagerun.base.errors import DataError, PeerError, PermissionDenied, StagerunError, StorageError
 from stagerun.data.index import save
-from stagerun.data.indexing import build
 from stagerun.data.records import LmdbSource
-from stagerun.data.write import write_lmdb
 from stagerun.language.proto import caffe_pb2
+from stagerun.tools.data.indexing import build
+from stagerun.tools.data.new_lmdb import write_lmdb
 from stagerun.tools.data.sources.idx import import_idx, read_idx
 
 Say = Callable[[str], None]

@@ -13,16 +13,15 @@ from stagerun.base.errors import ExitCode, UsageError
 from stagerun.base.text import count
 from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, flag, option
-from stagerun.command.progress import Shown, threads_here
-from stagerun.command.shared import DataThreads
 from stagerun.data.importing.engine import Job, Result, Work, run
-from stagerun.data.importing.images import ImportWork
-from stagerun.data.importing.report import ignored_text
+from stagerun.data.importing.partial import ignored_text
 from stagerun.launch import StopRequest
 from stagerun.system.imports import REPORT
+from stagerun.tools.data.images import ImportWork
 from stagerun.tools.data.index import schedule_line
 from stagerun.tools.data.pictures import ResizeOptions
 from stagerun.tools.data.prepare import LmdbRecords, Prepared
+from stagerun.tools.data.progress import DataThreads, Shown, threads_here
 from stagerun.tools.data.sources import BY_NAME, SPLITS, SourceOptions, format_of, open_source, readers
 from stagerun.tools.data.sources.csv_table import LabelledFiles
 

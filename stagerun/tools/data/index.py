@@ -14,26 +14,27 @@ from stagerun.base.errors import DataError, ExitCode, StorageError, UsageError
 from stagerun.base.text import columns, count, first, size
 from stagerun.command.ending import show, tell
 from stagerun.command.options import command, flag, option
-from stagerun.command.progress import Shown, threads_here
-from stagerun.command.shared import DataThreads, Folder, Json
+from stagerun.command.shared import Folder, Json
 from stagerun.data import jpeg
+from stagerun.data.importing.engine import in_order
 from stagerun.data.index import (
     Index,
     digest_of,
     foreign_record,
     is_stale,
-    load_unsampled,
+    load,
     places_in,
     printable,
     read,
     save,
 )
-from stagerun.data.indexing import build, in_order
 from stagerun.data.records import LmdbSource
 from stagerun.data.rows import look, parse
 from stagerun.system.image_sets import SIDE_FILE
 from stagerun.system.lmdb_file import LmdbFile, reading
+from stagerun.tools.data.indexing import build
 from stagerun.tools.data.pictures import class_names
+from stagerun.tools.data.progress import DataThreads, Shown, threads_here
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ def verify_lmdb(
     DataError if it can't be read at all, or its side file is damaged or of another state of it.
     """
     source = LmdbSource(path, side_file=False)
-    index, places, total = load_unsampled(source.lmdb), source.table, len(source)
+    index, places, total = load(path, source.lmdb, sampled=False), source.table, len(source)
     known = index
     mistakes: list[tuple[str, str]] = []
     arrays = ("keys", "key_ends", "offsets", "lengths")

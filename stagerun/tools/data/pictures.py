@@ -9,10 +9,10 @@ import click
 from stagerun.base.errors import DataError, PermissionDenied, UsageError
 from stagerun.command.options import option
 from stagerun.data import datum
-from stagerun.data.importing.images import ImportOptions
-from stagerun.data.index import printable
-from stagerun.data.records import LmdbSource
+from stagerun.data.index import Index, printable
+from stagerun.data.records import LmdbSource, Records, Room
 from stagerun.tools.data.contact_sheet import Tile
+from stagerun.tools.data.images import ImportOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,24 @@ class ResizeOptions:
         if exact is not None and self.resize_shorter is not None:
             raise UsageError("--resize-shorter, and an exact size too", "give one of them")
         return ImportOptions(seed=None, shorter=self.resize_shorter, exact=exact, background=self.background)
+
+
+class ListRecords(Records):
+    """Records held in memory, with the keys that `write_lmdb` gives."""
+
+    def __init__(self, values: Sequence[bytes], name: str = "memory") -> None:
+        self.name = name
+        self.index: Index | None = None
+        self._values = values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def key(self, i: int) -> bytes:
+        return b"%08d" % i
+
+    def read(self, i: int, room: Room) -> memoryview:
+        return memoryview(self._values[i])
 
 
 def class_names(path: str) -> tuple[str, ...]:

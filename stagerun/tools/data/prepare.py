@@ -24,19 +24,9 @@ from stagerun.base.errors import DataError, UsageError
 from stagerun.data.importing.engine import Made, Work
 from stagerun.data.importing.partial import Note
 from stagerun.data.index import digest_of, printable
-from stagerun.data.jpeg.choice import picture
+from stagerun.data.jpeg.choice import WARNING, Library, picture, turbojpeg
 from stagerun.data.jpeg.header import SAMPLINGS, Header, Reach, is_complete, read_header
 from stagerun.data.jpeg.slices import SimpleDecoder, find_edges, grid
-from stagerun.data.jpeg.turbo import (
-    COPY_NONE,
-    OPTIMIZE,
-    RESTART_BLOCKS,
-    TRANSFORM,
-    WARNING,
-    Library,
-    Transform,
-    turbojpeg,
-)
 from stagerun.data.records import LmdbSource
 from stagerun.data.rows import Statistics, look, parse
 from stagerun.language.proto import caffe_pb2
@@ -111,7 +101,7 @@ class Prepared:
             return replace(made, notes=(*made.notes, Note(printable(made.key), "copied as it is", error.message)))
         record = datum.SerializeToString()
         stored = look(parse(record), False)
-        return replace(made, record=record, look=replace(made.look, kind=stored.kind, interval=stored.interval))
+        return replace(made, record=record, look=made.look._replace(kind=stored.kind, interval=stored.interval))
 
 
 def _signature(source: LmdbSource) -> str:
@@ -171,8 +161,44 @@ def _interval(header: Header) -> int:
     return interval if columns > interval or header.height > down else 0
 
 
+TRANSFORM = 2
+OPTIMIZE, RESTART_BLOCKS = 11, 18
+COPY_NONE = 64
+
+
+class Region(ctypes.Structure):
+    _fields_ = [("x", ctypes.c_int), ("y", ctypes.c_int), ("width", ctypes.c_int), ("height", ctypes.c_int)]
+
+
+class Transform(ctypes.Structure):
+    _fields_ = [
+        ("region", Region),
+        ("operation", ctypes.c_int),
+        ("options", ctypes.c_int),
+        ("data", ctypes.c_void_p),
+        ("filter", ctypes.c_void_p),
+    ]
+
+
+_int, _pointer, _size = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
+_results, _sizes, _transforms = ctypes.POINTER(_pointer), ctypes.POINTER(_size), ctypes.POINTER(Transform)
+# name -> (result, arguments)
+_FUNCTIONS = {
+    "tj3Init": (_pointer, (_int,)),
+    "tj3Destroy": (None, (_pointer,)),
+    "tj3Free": (None, (_pointer,)),
+    "tj3Set": (_int, (_pointer, _int, _int)),
+    "tj3GetErrorCode": (_int, (_pointer,)),
+    "tj3GetErrorStr": (ctypes.c_char_p, (_pointer,)),
+    "tj3Transform": (_int, (_pointer, _pointer, _size, _int, _results, _sizes, _transforms)),
+}
+
+
 def _transform(library: Library, data: bytes, interval: int) -> bytes:
     calls = library.calls
+    for name, (result_type, arguments) in _FUNCTIONS.items():
+        function = getattr(calls, name)
+        function.restype, function.argtypes = result_type, arguments
     handle = calls.tj3Init(TRANSFORM)
     if not handle:
         raise MemoryError(f"{library.path} gives no transformer")

@@ -13,7 +13,6 @@ from stagerun.base.snapshots import Inventory
 from stagerun.base.text import count, first
 from stagerun.command.ending import show
 from stagerun.command.options import command, flag, option
-from stagerun.command.progress import Shown
 from stagerun.command.shared import Folder, Overrides, output_folder
 from stagerun.data.importing.first_use import have
 from stagerun.data.index import printable
@@ -23,13 +22,14 @@ from stagerun.data.loaders import evaluation_loader, training_loader
 from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import LmdbSource
 from stagerun.language import load, require_folders
+from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.plan import make_plan
 from stagerun.system.files import write_output
 from stagerun.system.imports import is_there, with_imports
 from stagerun.tools.data import contact_sheet
 from stagerun.tools.data.contact_sheet import Tile
 from stagerun.tools.data.pictures import classes_of, label_text, stored_tile
-from stagerun.train.output import is_schedule
+from stagerun.tools.data.progress import Shown
 
 _MOST_MISTAKES = 5
 
@@ -90,7 +90,7 @@ def show_images(options: ShowOptions) -> None:
 
 def shown_of(options: ShowOptions) -> Show:
     """What goes on the sheet. RecipeError, UsageError, DataError."""
-    if not is_schedule(options.folder):
+    if not _is_schedule(options.folder):
         for name, given in (("--stage", options.stage), ("--val", options.val), ("--set", options.overrides)):
             if given:
                 message = f"{options.folder} is not a schedule's folder, and {name} is for one"
@@ -204,3 +204,18 @@ def _approximations(solver: Solver) -> str:
     said = ["cutout has the colour that is 0 for the network"] * bool(solver.transform.cutout_size)
     said += [f"not shown: {', '.join(left_out)}"] * bool(left_out)
     return "; ".join(said)
+
+
+def _is_schedule(folder: str) -> bool:
+    """Whether it is a schedule's folder, else an LMDB's. DataError if it is missing, UsageError if it is neither."""
+    path, hint = Path(folder), "give the folder of a schedule, or that of an LMDB"
+    if os.path.exists(path / SCHEDULE_FILE):
+        return True
+    if os.path.exists(path / "data.mdb"):
+        return False
+    if not os.path.lexists(path):
+        raise DataError(f"{folder}: no such folder", hint)
+    if not os.path.isdir(path):
+        raise UsageError(f"{folder}: is not a folder", hint)
+    text = f"{folder} is neither a schedule's folder (it has no {SCHEDULE_FILE}) nor an LMDB's (no data.mdb)"
+    raise UsageError(text, hint)

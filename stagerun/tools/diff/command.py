@@ -16,16 +16,16 @@ from stagerun.base.recipe import CODE, Origin, Schedule, Solver, Stage
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.command.ending import show
 from stagerun.command.options import argument, command, option
-from stagerun.command.shared import Json, PlotFile, Scale
+from stagerun.command.shared import Json
 from stagerun.drawing.picture import Picture, StagePicture, make_picture
 from stagerun.language import load
 from stagerun.language.build import is_tested
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.stored import read_foreign
 from stagerun.language.values import NONE, differing, identity, leaves, own_images, plain, shown, text
-from stagerun.store.layout import MANIFEST
+from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.tools.plan import plot
-from stagerun.train.output import DISK, newest_snapshot
+from stagerun.tools.status.output import DISK, newest_snapshot
 from stagerun.train.progress import MOST_RECIPE, RECIPE
 
 
@@ -219,13 +219,13 @@ def diff(
     a: str = argument("A"),
     b: str = argument("B"),
     as_json: Json = False,
-    plot_file: PlotFile = None,
+    plot_file: plot.PlotFile = None,
     x: str | None = option(
         "--x",
         "With --plot: what the x axis counts.  [default: epochs]",
         type=click.Choice(("iterations", "epochs", "images")),
     ),
-    scale: Scale = None,
+    scale: plot.Scale = None,
 ) -> None:
     """Shows in what two schedules differ: by stage and field, with the places.
 
@@ -270,14 +270,18 @@ def _of_run(out: Path, inventory: Inventory, newest: SnapshotRef) -> Schedule:
     """What each stage was trained from: the recipe of the newest snapshot, with each stage as its own newest snapshot has it. The
     two differ where a run was asked to keep a stage that had changed. What was the schedule's then is the stage's own where that has
     changed since."""
-    schedule = _recipe(newest.name, newest, store.read_file(DISK, out, newest.name, RECIPE, MOST_RECIPE))
+    schedule = _recipe(
+        newest.name, newest, store.read_file(DISK, snapshots_folder(out) / newest.name, RECIPE, MOST_RECIPE)[1]
+    )
     stages = []
     for stage in schedule.stages:
         own = max(inventory.of(stage.name), key=lambda ref: (ref.attempt, ref.serial, ref.iter), default=None)
         if own is None:
             stages.append(stage)
             continue
-        trained = _recipe(own.name, own, store.read_file(DISK, out, own.name, RECIPE, MOST_RECIPE))
+        trained = _recipe(
+            own.name, own, store.read_file(DISK, snapshots_folder(out) / own.name, RECIPE, MOST_RECIPE)[1]
+        )
         # Where it starts from is as it is now: its parent may have another name than then.
         then = trained.stage(stage.name)
         model = then.solver.model if then.model == schedule.model else then.model
@@ -288,7 +292,7 @@ def _of_run(out: Path, inventory: Inventory, newest: SnapshotRef) -> Schedule:
 
 def _of_snapshot(folder: Path) -> Schedule:
     # Its tensors, which may be large, need not be read.
-    ref, text = store.read_file_of(DISK, folder, RECIPE, MOST_RECIPE)
+    ref, text = store.read_file(DISK, folder, RECIPE, MOST_RECIPE)
     return _recipe(folder.name, ref, text)
 
 

@@ -11,8 +11,8 @@ from stagerun.command.shared import output_folder
 from stagerun.language import load
 from stagerun.plan import planned
 from stagerun.plan.render import render_text
+from stagerun.tools.status.output import plan_of
 from stagerun.train.keeper import Selection
-from stagerun.train.output import plan_of
 
 # -- what functions of the library take in several forms
 

@@ -7,19 +7,22 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from stagerun.base.errors import StagerunError, UsageError, listing, nearest
-from stagerun.base.events import Event
+from stagerun.base.events import Event, Note
 from stagerun.base.recipe import Schedule
 from stagerun.command.ending import of_surroundings
 from stagerun.launch import GRACE_S
 from stagerun.logs.table import all_logs, require_packages
 from stagerun.plan.workers import check_workers
-from stagerun.system.world import launched, started_by
+from stagerun.system.world import World, default_threads, launched, started_by
 from stagerun.tools.library.lockstep import Lockstep
 from stagerun.tools.library.plan import Folder, Names, names_of, require_name, schedule_of
 from stagerun.train.options import RunOptions
+
+_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_CACHE_DIR")
 
 
 def run(
@@ -153,7 +156,67 @@ def _close(steps: Lockstep[Event], stop: _Stop) -> None:
 
 
 def _events(schedule: Schedule, options: RunOptions, stop: _Stop, hand: Callable[[Event], None]) -> Iterator[Event]:
-    """In a thread of its own, which has settings of its own, too."""
-    from stagerun.train.in_process import run_in_process
+    """In a thread of its own, with settings of its own. `hand` gets a Note for what a command would print beside the events."""
+    import torch
 
-    return run_in_process(schedule, options, stop, stop.left, hand)
+    from stagerun.comm import SoloComm
+    from stagerun.engine.device import choose_device
+    from stagerun.train.context import Context, Stopping
+    from stagerun.train.worker import logged_run
+
+    def say(text: str) -> None:
+        if text:
+            hand(Note(text=text))
+
+    with _restored():
+        torch.set_num_threads(options.threads or default_threads(1))
+        world, comm = World(), SoloComm()
+        device, stopping, screen = choose_device(world, exact=True), Stopping(stop.left), _NoScreen(say)
+        context = Context(schedule, "", comm, world, device, None, stop, stopping=stopping, screen=screen, say=say)
+        yield from logged_run(options, context)
+        comm.close()
+
+
+class _NoScreen(AbstractContextManager["_NoScreen"]):
+    """Shows no event; what a command would print beside them goes to `say`."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def __call__(self, event: Event) -> None:
+        pass
+
+
+@contextmanager
+def _restored() -> Iterator[None]:
+    """Restore the settings of torch, OpenCV and the environment at the end."""
+    import cv2
+    import torch
+
+    variables = {name: os.environ.get(name) for name in _VARIABLES}
+    threads, pictures, drawn = torch.get_num_threads(), cv2.getNumThreads(), torch.get_rng_state()
+    # Asked without a GPU this would start CUDA.
+    drawn_there = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    cudnn, filled = torch.backends.cudnn, torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    benchmark, deterministic = cudnn.benchmark, cudnn.deterministic
+    algorithms = torch.get_deterministic_debug_mode()
+    try:
+        yield
+    finally:
+        if torch.get_deterministic_debug_mode() != algorithms:  # to set them loads the compiler, for seconds
+            torch.use_deterministic_algorithms(algorithms > 0, warn_only=algorithms == 1)
+        cudnn.benchmark, cudnn.deterministic = benchmark, deterministic
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+        if drawn_there:
+            torch.cuda.set_rng_state_all(drawn_there)
+        torch.set_rng_state(drawn)
+        torch.set_num_threads(threads)
+        cv2.setNumThreads(pictures)
+        for name, value in variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -24,7 +24,7 @@ class Snapshot:
         from stagerun.tools.weights.selection import choose_snapshot
 
         self.path: Path = choose_snapshot(os.fspath(path), None)
-        self._ref, text = store.read_file_of(store.LocalDisk(), self.path, RECIPE, MOST_RECIPE)
+        self._ref, text = store.read_file(store.LocalDisk(), self.path, RECIPE, MOST_RECIPE)
         try:
             self._recipe = read_foreign(text.decode())
             self._recipe.stage(self._ref.stage)
@@ -62,7 +62,7 @@ class Snapshot:
         """
         import torch
 
-        from stagerun.train.lone_snapshot import Trust, load_network, open_snapshot
+        from stagerun.tools.weights.stored import Trust, load_network, open_snapshot
 
         with torch.random.fork_rng(devices=[]):  # weights are drawn before they are read
             return load_network(open_snapshot(self.path, Trust(trust_code)), torch.device(device), ema)

@@ -1,6 +1,7 @@
 """Rules about the numbers that images become, and their sizes (`transform_param`). Some read the side files of LMDBs that are here."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from stagerun.base.errors import Span
 from stagerun.base.recipe import ChannelOrder, Schedule, Stage, Transform
@@ -8,7 +9,7 @@ from stagerun.base.text import apart
 from stagerun.base.weights import Kind
 from stagerun.base.weights import place_of as weights_of
 from stagerun.plan.described import short
-from stagerun.system.image_sets import pixel_statistics, stored_sides
+from stagerun.system.image_sets import known as side_file
 from stagerun.tools.lint.finding import Found
 
 IMAGENET = (103.53, 116.28, 123.675)  # mean of its pixels: B, G, R
@@ -103,9 +104,17 @@ def channel_order(schedule: Schedule, stage: Stage) -> Iterator[Found]:
     yield text, _place(stage, "channel_order", "mean_value"), hint
 
 
+def _pixel_statistics(folder: str) -> list[tuple[float, float]]:
+    """Mean and standard deviation of all pixels by channel (B, G, R), as the side file has them; empty where they aren't known."""
+    facts, _ = side_file(folder)
+    with suppress(KeyError, TypeError, ValueError):
+        return [(float(m), float(d)) for m, d in zip(facts["mean_bgr"], facts["deviation_bgr"], strict=True)]
+    return []
+
+
 def far_mean(schedule: Schedule) -> Iterator[Found]:
     """A mean that is more than a standard deviation off that of all pixels. Weights from elsewhere have their own."""
-    known = {s.data.train.path: pixel_statistics(schedule.lmdb(s.data.train)) for s in schedule.stages}
+    known = {s.data.train.path: _pixel_statistics(schedule.lmdb(s.data.train)) for s in schedule.stages}
     for stage in schedule.stages:
         transform, own = stage.solver.transform, known[stage.data.train.path]
         own = own[::-1] if transform.channel_order is ChannelOrder.RGB else own
@@ -134,7 +143,9 @@ def other_sizes(schedule: Schedule, stage: Stage) -> Iterator[Found]:
         yield text, _place(stage, "crop_size"), "an evaluation has as many pixels or more"
     elif _resizes(train) != _resizes(test):
         source = stage.data.train if resized is test else stage.data.val[0]
-        sides = stored_sides(schedule.lmdb(source))
+        # The shorter sides of the first images, in pixels.
+        both = side_file(schedule.lmdb(source), "heights", "widths", most=100)[1]
+        sides = sorted(map(min, *both)) if both else []
         wanted = test.random_resize.min_size / test.crop_size if test.random_resize else 8 / 7
         if sides and 0.75 < sides[len(sides) // 2] / crop / wanted < 1.34:
             return

@@ -1,7 +1,24 @@
-"""`stagerun lsp`: the command."""
+"""`stagerun lsp` and `stagerun completion`: what an editor, and what a shell, completes."""
+
+import click
+from click.shell_completion import ShellComplete, get_completion_class
 
 from stagerun.base.errors import UsageError
-from stagerun.command.options import command
+from stagerun.command.options import argument, command
+
+SHELLS = ("bash", "zsh", "fish")
+# What click's scripts lack: no space behind a word that goes on, `cyc2.` or `cyc2.base_lr=`. fish does so by itself.
+_OPEN = {
+    "bash": (
+        "            COMPREPLY+=($value)\n",
+        "            COMPREPLY+=($value)\n            [[ $value == *[.=] ]] && compopt -o nospace\n",
+    ),
+    "zsh": (
+        "        compadd -U -V unsorted -a completions\n",
+        "        compadd -U -V unsorted -- ${completions:#*[.=]}\n"
+        "        compadd -U -V unsorted -S '' -- ${(M)completions:#*[.=]}\n",
+    ),
+}
 
 
 @command()
@@ -20,3 +37,20 @@ def lsp() -> None:
     from stagerun.tools.lsp.server import serve
 
     serve()
+
+
+@command()
+def completion(shell: str = argument("SHELL", type=click.Choice(SHELLS))) -> None:
+    """Prints the script with which bash, zsh or fish completes commands, options, their values, folders and files.
+
+    \b
+    bash  stagerun completion bash > ~/.local/share/bash-completion/completions/stagerun
+    zsh   stagerun completion zsh > ~/.zfunc/_stagerun   (with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc)
+    fish  stagerun completion fish > ~/.config/fish/completions/stagerun.fish
+    """
+    found = get_completion_class(shell)
+    assert found is not None
+    main = click.get_current_context().find_root().command
+    # Not the shell's own `source`, which starts bash to look at its version.
+    script = ShellComplete.source(found(main, {}, "stagerun", "_STAGERUN_COMPLETE"))
+    click.echo(script.replace(*_OPEN.get(shell, ("", ""))), nl=False)

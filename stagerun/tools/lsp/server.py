@@ -7,7 +7,7 @@ from typing import Any
 from lsprotocol import types as lsp
 
 from stagerun.base.errors import Problems, Span
-from stagerun.command.completion import names_of
+from stagerun.language.completion import names_of
 from stagerun.language.parse import parse
 from stagerun.tools.fmt.style import formatted
 from stagerun.tools.lsp.actions import fix

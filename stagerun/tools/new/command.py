@@ -20,10 +20,8 @@ from stagerun.base.recipe import Schedule
 from stagerun.base.text import columns, count
 from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, flag, option
-from stagerun.command.progress import Shown, threads_here
 from stagerun.data.index import Index
 from stagerun.data.index import load as load_index
-from stagerun.data.indexing import build
 from stagerun.language import load, read, stages
 from stagerun.language.folder import refuse_existing, write_folder
 from stagerun.language.layers import DURATIONS
@@ -31,6 +29,8 @@ from stagerun.language.lexer import Kind, tokens
 from stagerun.language.parse import parse
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, quoted
+from stagerun.tools.data.indexing import build
+from stagerun.tools.data.progress import Shown, threads_here
 from stagerun.tools.plan.check import missing_weights, tell_findings
 
 T = TypeVar("T")

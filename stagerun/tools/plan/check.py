@@ -11,6 +11,7 @@ from stagerun.command.options import command, flag
 from stagerun.command.shared import Folder, Overrides
 from stagerun.data.weights import find
 from stagerun.language import digest, load, look_at_classes, look_at_folders
+from stagerun.language.networks import from_outside
 from stagerun.plan.transfer import network_change
 from stagerun.tools.lint import lint, problems
 
@@ -36,11 +37,16 @@ def check(
     findings = tell_findings(schedule, strict)
     found = [s for s in schedule.stages if s.enabled and s.solver.start is not None and _sought(s.solver.start) is None]
     if found or any(stage.enabled and stage.solver.freeze for stage in schedule.stages):
-        from stagerun.train.starting_weights import (
-            require_fitting,  # torch, which takes a second, only where a network matters
-        )
+        # Torch, which takes a second, only where a network matters; and no code of the user's is run.
+        from stagerun.models.skeleton import without_memory
+        from stagerun.train.starting_weights import require_fitting
 
-        require_fitting(schedule, found)
+        def parent(stage: Stage) -> Stage:
+            return schedule.stage(stage.parent) if stage.parent is not None else stage
+
+        known = [stage for stage in schedule.stages if not from_outside(stage.model)]
+        started = [stage for stage in found if stage in known and not from_outside(parent(stage).model)]
+        require_fitting(schedule, started, known, without_memory)
     show(
         f"{schedule.name}: {count(len(schedule.stages), 'stage')}, "
         f"{count(sum(s.solver.max_iter for s in schedule.stages), 'iteration')}, no mistakes, "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from stagerun.base.errors import UsageError, listing
+from stagerun.base.errors import Problems, RecipeError, UsageError, listing
 from stagerun.base.recipe import Method, Schedule, Stage
 from stagerun.base.snapshots import passed_over
 from stagerun.base.text import count, size
@@ -22,8 +22,6 @@ from stagerun.command.shared import (
     FiniteRange,
     Json,
     PlannedOptions,
-    PlotFile,
-    Scale,
     output_folder,
 )
 from stagerun.drawing.picture import make_picture
@@ -41,10 +39,10 @@ from stagerun.system.imports import is_there
 from stagerun.tools.lint import lint, problems
 from stagerun.tools.plan import plot
 from stagerun.tools.plan.check import field_in, missing_data, missing_weights, named_sources
+from stagerun.tools.plan.hours import Beside, beside
+from stagerun.tools.status.output import plan_of
 from stagerun.train import results
-from stagerun.train.hours import Beside, beside
 from stagerun.train.keeper import Selection
-from stagerun.train.output import plan_of
 from stagerun.train.progress import CODE, RECIPE, WEIGHTS
 
 
@@ -70,7 +68,7 @@ class PlanOptions(PlannedOptions):
         "--budget TIME", "Where an allocation of 4h, 90m or 2d would end.", type=Duration()
     )
     csv_file: str | None = option("--csv FILE", "Write one row per iteration: lr, momentum, weight decay.")
-    plot_file: PlotFile = None
+    plot_file: plot.PlotFile = None
     weights: bool = flag(
         "--weights", "Which tensors each stage takes from elsewhere, draws anew and freezes. Reads the files' headers."
     )
@@ -79,7 +77,7 @@ class PlanOptions(PlannedOptions):
         "With --plot: what the x axis counts.  [default: epochs]",
         type=click.Choice(("iterations", "epochs", "images", "hours")),
     )
-    scale: Scale = None
+    scale: plot.Scale = None
 
 
 @command()
@@ -217,9 +215,18 @@ def place_remark(out: Path, environment: Mapping[str, str] = os.environ) -> list
 
 
 def with_weights(more: Beside, plan: Plan) -> Beside:
-    """RecipeError with all that is wrong with the weights that stages are given."""
+    """With where the weights come from, of each stage that takes some from elsewhere, has another network than the stage before, or freezes
+    some. RecipeError with all that is wrong with them."""
     with signals.held():
-        from stagerun.train.starting_weights import tables
+        from stagerun.models.skeleton import without_memory
+        from stagerun.train.starting_weights import is_given, look_into, table_of
 
-    found = tables(plan) or ["weights: each stage goes on with those of the stage before, or starts from the seed"]
+    problems, found = Problems(plan.schedule.files), list[str]()
+    for stage in plan.schedule.stages:
+        wanted = is_given(plan.schedule, stage) or stage.solver.freeze
+        if wanted and (made := look_into(plan.schedule, stage, problems)) is not None:
+            found.append(table_of(made, stage, without_memory(stage.model)))
+    if problems:
+        raise RecipeError(problems.all())
+    found = found or ["weights: each stage goes on with those of the stage before, or starts from the seed"]
     return replace(more, blocks=(*more.blocks, *found), record={**more.record, "weights": found})

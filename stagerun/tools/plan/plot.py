@@ -2,16 +2,31 @@
 
 import os
 from pathlib import Path
+from typing import Annotated
+
+import click
 
 from stagerun.base.errors import StorageError, UsageError
 from stagerun.command.ending import tell
+from stagerun.command.options import option
 from stagerun.drawing.picture import Picture, Unit, make_picture
 from stagerun.drawing.scale import make_scale
 from stagerun.drawing.svg import require_svg
 from stagerun.plan import Plan
 from stagerun.plan.hours import seconds_at
 from stagerun.system.files import writing
-from stagerun.train.hours import HINT, find_hours
+from stagerun.tools.plan.hours import HINT
+from stagerun.train.hours import find_hours
+
+PlotFile = Annotated[str | None, option("--plot FILE.svg", "Also draw it.")]
+Scale = Annotated[
+    str | None,
+    option(
+        "--scale",
+        "With --plot: of the learning rate.  [default: log where it falls far for long]",
+        type=click.Choice(("log", "linear")),
+    ),
+]
 
 
 def check(file: str | None, x: str | None, scale: str | None) -> None:

@@ -26,7 +26,6 @@ from stagerun.command.shared import (
     Folder,
     Json,
     Nproc,
-    OutToCome,
     Overrides,
     Synthetic,
     Threads,
@@ -44,14 +43,14 @@ from stagerun.plan.counting import points_averaged
 from stagerun.plan.ensembles import ensembles_left, plan_ensembles
 from stagerun.plan.estimate import Figures, speeds_of
 from stagerun.plan.workers import check_short
-from stagerun.store.side_folders import claim
 from stagerun.system import signals
 from stagerun.system.host import whole_memory
 from stagerun.system.imports import with_imports
 from stagerun.system.lmdb_file import data_file
 from stagerun.system.world import World
 from stagerun.tools.rehearse.estimate import Room, StageTime, caveats, estimate, needs, render_needs, render_times
-from stagerun.train.results import write_figures
+from stagerun.tools.rehearse.throw_away import claim
+from stagerun.train.results import figures_file
 
 if TYPE_CHECKING:
     from stagerun.comm import Comm
@@ -84,7 +83,7 @@ _RATES = 1e-7, 10.0  # of --find-lr
 class RehearseOptions:
     folder: Folder
     overrides: Overrides = ()
-    out: OutToCome = None
+    out: str | None = option("--out FOLDER", "Output folder of the run to come.  [default: ./out/NAME]")
     only: tuple[str, ...] = option(
         "--only STAGE", "Rehearse this stage, and what it starts from or is taught by, alone. Repeatable.", default=()
     )
@@ -297,7 +296,7 @@ def _tell(
 ) -> None:
     """Rank 0 only: shows the table, and leaves the figures for `plan`. `schedule`: the part that was rehearsed. StorageError,
     PermissionDenied."""
-    write_figures(store.LocalDisk(), out, figures)
+    store.write_atomic(store.LocalDisk(), figures_file(out), json.dumps(asdict(figures)).encode())
     workers = options.workers[0] if options.workers else comm.size
     plan = make_plan(schedule, Inventory())
     times = estimate(plan, figures, workers)

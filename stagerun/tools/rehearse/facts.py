@@ -3,25 +3,30 @@
 import os
 import platform
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
+import stagerun
 from stagerun.base.errors import PermissionDenied, StorageError
 from stagerun.base.recipe import Schedule
 from stagerun.base.text import size
 from stagerun.data.scratch.layout import PARTIAL, free_bytes, held_now, home_of, idle_now, look, missing, survey, taken
 from stagerun.language import load
-from stagerun.system import machine
 from stagerun.system.files import LOCAL, mounted, writing
-from stagerun.system.host import lines
+from stagerun.system.host import lines, nvidia_gpus
 from stagerun.system.image_folder import is_class_folder, small
 from stagerun.system.imports import import_of, is_there
+from stagerun.system.machine import processor, version
 from stagerun.train.compare import Finding, Reads, names, odd_ones, other_schedules, tried, what_is_read
 
+# The packages whose versions are compared between hosts.
+_PACKAGES = ("torch", "torchvision", "numpy", "protobuf", "lmdb", "safetensors", "xxhash", "opencv-python-headless")
+# What torch's own AVX512 loops need; else they are its AVX2 loops, which need AVX2 and FMA (ATen/native/DispatchStub.cpp).
+_AVX512 = {"avx512f", "avx512dq", "avx512bw", "avx512vl", "fma"}
 _BITS = "on unlike hosts another number of workers, or another order of hosts, may give other bits"
 _HINTS = dict.fromkeys(("torch", "processor", "instruction set", "processor flags"), _BITS) | {
     "cores": "all wait for the slowest; `--threads` makes them alike",
@@ -65,17 +70,36 @@ def host_facts(folder: str, overrides: Sequence[str] = (), out: str | None = Non
 
 
 def _machine() -> dict[str, str]:
-    model, flags, instruction_set = machine.processor(lines(machine.CPUINFO))
-    gpus, driver = machine.gpus()
-    return machine.versions() | {
-        "processor": model or platform.machine(),
-        "instruction set": instruction_set,
+    model, flags = processor()
+    gpus, driver = _gpus()
+    versions = {"python": platform.python_version(), "stagerun": stagerun.__version__}
+    versions |= {name: version(name) for name in _PACKAGES}
+    return versions | {
+        "processor": model,
+        "instruction set": _instruction_set(flags),
         "processor flags": " ".join(flags) or "none",
         "cores": str(len(os.sched_getaffinity(0))),
         "memory": f"{psutil.virtual_memory().total / 1e9:.0f} GB",
         "GPUs": ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) or "none",
         "GPU driver": driver or "none",
     }
+
+
+def _instruction_set(flags: Collection[str]) -> str:
+    """That of torch's own loops."""
+    limit = os.environ.get("ATEN_CPU_CAPABILITY", "").upper()
+    if limit:
+        return f"{limit} (ATEN_CPU_CAPABILITY)"
+    if _AVX512.issubset(flags):
+        return "AVX512"
+    return "AVX2" if {"avx2", "fma"}.issubset(flags) else "DEFAULT"
+
+
+def _gpus() -> tuple[list[str], str]:
+    """Names of the GPUs, and the version of the driver, as Nvidia's reports them; ([], '') without it."""
+    # NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue ...
+    words = " ".join(lines(Path("/proc/driver/nvidia/version"))[:1]).split()
+    return nvidia_gpus(), next((word for word in words if word[0].isdigit() and "." in word), "")
 
 
 # -- folders

@@ -24,7 +24,7 @@ from stagerun.system import signals
 from stagerun.system.imports import with_imports
 from stagerun.system.world import World
 from stagerun.tools.rehearse.sweep import Sweep, rate, shown, suggestion, swept, warnings
-from stagerun.train.output import plan_of
+from stagerun.tools.status.output import plan_of
 
 if TYPE_CHECKING:
     from stagerun.tools.rehearse.command import RehearseOptions

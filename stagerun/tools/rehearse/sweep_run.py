@@ -15,7 +15,6 @@ from stagerun.tools.rehearse.sweep import Point, Smoothing
 from stagerun.train.agreement import rank0
 from stagerun.train.context import Context, StageRun
 from stagerun.train.exchange import exchange_of, requests
-from stagerun.train.output import DISK
 from stagerun.train.resident import training_batches
 from stagerun.train.restore import restored
 from stagerun.train.snapshot_sizes import most_for
@@ -67,7 +66,11 @@ def _began(planned: PlannedStage, begins: int) -> str:
 
 def _files(schedule: Schedule, planned: PlannedStage, out: Path) -> dict[str, bytes] | None:
     """The verified files of the snapshot that the stage starts from; None from the seed."""
-    return store.read(DISK, out, planned.start, most_for(schedule, planned)) if planned.start is not None else None
+    return (
+        store.read(store.LocalDisk(), out, planned.start, most_for(schedule, planned))
+        if planned.start is not None
+        else None
+    )
 
 
 def _sweep(

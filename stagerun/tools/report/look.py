@@ -16,10 +16,10 @@ from stagerun.plan.counting import under
 from stagerun.plan.ensembles import made_of
 from stagerun.tools.report.history import History, Run, StageHistory
 from stagerun.tools.report.replay import Reader, is_schedule
-from stagerun.train.evaluated import ensemble_on_disk
-from stagerun.train.output import Target
+from stagerun.tools.status.evaluated import ensemble_on_disk
+from stagerun.tools.status.look import Status, look
+from stagerun.tools.status.output import Target
 from stagerun.train.results import read_ensemble, read_result, top1_of
-from stagerun.train.status import Status, look
 
 POINTS, LEAST_POINTS = 900, 60  # of all runs' curves together, and of one
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import BinaryIO, ClassVar
+from typing import ClassVar
 
 from stagerun.base import events
 from stagerun.base.errors import PermissionDenied, StorageError, UsageError
@@ -24,9 +24,8 @@ from stagerun.base.pace import staleness_of
 from stagerun.base.recipe import OnNan
 from stagerun.base.text import MOST_LISTED, listed
 from stagerun.logs.lines import failed_line
-from stagerun.logs.log_file import LOG, Place, read_on
+from stagerun.logs.log_file import LOG, Log
 from stagerun.store.layout import parse_name, snapshot_name
-from stagerun.system.files import open_shared
 from stagerun.tools.report.history import History, Incident, Life, Span, StageHistory, Trained, epoch_number
 
 POINTS = 900  # of all curves of a run
@@ -42,34 +41,32 @@ class Reader:
         self._begin(0)
 
     def _begin(self, inode: int) -> None:
-        self._inode, self._place, self._replay = inode, Place(), _Replay()
+        self._inode, self._log, self._replay = inode, Log(self.out / LOG), _Replay()
 
     def read(self) -> History:
         """UsageError if there is no log or nothing in it, PermissionDenied or StorageError if it can't be read."""
-        with _opened(self.out) as file:
-            found = os.fstat(file.fileno())
-            if found.st_ino != self._inode or found.st_size < self._place.at:
+        with _reading(self.out) as found:
+            if found.st_ino != self._inode or found.st_size < self._log.at:
                 self._begin(found.st_ino)
-            for time, event in read_on(file, self._place):
+            for time, event in self._log:
                 self._replay.take(time, event)
         if not self._replay.lives:
             hint = "wait until the run has started, or name another folder"
             raise UsageError(f"{self.out / LOG} holds no event of a run", hint)
-        return self._replay.history(self._place, self.points)
+        return self._replay.history(self._log, self.points)
 
 
 def events_in(out: Path) -> Iterator[tuple[float, events.Event]]:
     """All events of the log. Errors as of `Reader.read`."""
-    with _opened(out) as file:
-        yield from read_on(file, Place())
+    with _reading(out):
+        yield from Log(out / LOG)
 
 
 @contextmanager
-def _opened(out: Path) -> Iterator[BinaryIO]:
+def _reading(out: Path) -> Iterator[os.stat_result]:
     path = out / LOG
     try:
-        with os.fdopen(open_shared(path), "rb") as file:
-            yield file
+        yield os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(*_no_log(out)) from error
     except PermissionError as error:
@@ -252,7 +249,7 @@ class _Replay:
 
     # -- as a value
 
-    def history(self, place: Place, points: int) -> History:
+    def history(self, log: Log, points: int) -> History:
         run = self.run
         together = run.ensembles if run else ()
         return History(
@@ -260,8 +257,8 @@ class _Replay:
             stages=tuple(self._staged(points)),
             lives=tuple(replace(life) for life in self.lives),
             complete=self.complete,
-            damaged=place.damaged,
-            unknown=place.unknown,
+            damaged=log.damaged,
+            unknown=log.unknown,
             ensembles=tuple(self.ensembles[name] for name in together if name in self.ensembles),
             planned_ensembles=together,
             names=dict(self.names),

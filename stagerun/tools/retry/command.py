@@ -29,15 +29,13 @@ from stagerun.command.options import argument, command, filled, option
 from stagerun.command.shared import output_folder
 from stagerun.data.weights import looked_at
 from stagerun.language import load
-from stagerun.store.lives import Seen
 from stagerun.system import signals
 from stagerun.system.process import die_with_parent, lives, living
 from stagerun.train import results
 from stagerun.train.command import run
+from stagerun.train.first_look import DISK, whole_plan
 from stagerun.train.options import RunOptions
-from stagerun.train.output import DISK
 from stagerun.train.results import LIMIT, require_progress, standing
-from stagerun.train.whole_plan import whole_plan
 
 # Launchers, by the beginnings of their names, that hand SIGUSR1 on to all ranks and wait; SIGTERM ends some of them within a second.
 _TAKES_USR1 = ("mpirun", "mpiexec", "orterun", "prterun", "srun")
@@ -199,7 +197,7 @@ def _before(task: RunOptions) -> str | None:
     own exit code from here, which the launcher's may hide."""
     schedule, out = _place(task)
     schedule = looked_at(schedule, out)
-    plan, found = whole_plan(schedule, out, task)
+    plan, found = whole_plan(schedule, out, task.selection)
     if results.nothing_to_do(plan, out):
         return None
     now = standing(DISK, out, schedule, found)
@@ -242,11 +240,10 @@ def _one(command: Sequence[str], task: RunOptions, stop: "Commanded") -> Ended:
         _free(out)
     after = _newest(out)
     began = after is not None and (before is None or after.attempt > before.attempt)
-    life = after.life.code if after is not None and after.life is not None else None
-    return Ended(began, life, code)
+    return Ended(began, after.code if after is not None else None, code)
 
 
-def _newest(out: Path) -> Seen | None:
+def _newest(out: Path) -> store.Life | None:
     return next(iter(store.last_lives(DISK, out, 1)), None)
 
 

@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import MISSING, asdict, dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from unicodedata import category
 
@@ -28,7 +28,7 @@ from stagerun.base.errors import (
 from stagerun.base.recipe import Schedule
 from stagerun.base.text import columns, count, duration
 from stagerun.command.ending import show, tell
-from stagerun.command.options import argument, arguments, command, filled, flag, given, option, require_least
+from stagerun.command.options import argument, arguments, command, filled, flag, given, option
 from stagerun.command.shared import Duration, Folder, Overrides, limits, output_folder
 from stagerun.data.weights import looked_at
 from stagerun.language import load
@@ -155,7 +155,6 @@ def _require_sense(options: SbatchOptions, task: RunOptions, hosts: HostOptions)
 
 def _look(options: SbatchOptions, task: RunOptions) -> tuple[Schedule, Plan, Path]:
     """Refuses what `run` would refuse before it starts its workers; returns what is to be done."""
-    require_least(RunOptions, asdict(task))
     require_packages(task.log)
     limits(task.timeouts)
     schedule = load(task.folder, task.overrides)

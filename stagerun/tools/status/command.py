@@ -14,10 +14,10 @@ from stagerun.command.ending import show, tell
 from stagerun.command.options import command, flag
 from stagerun.command.shared import Folder, Json, Out, Overrides
 from stagerun.logs.lines import ensembles_table, left_out
+from stagerun.tools.status.look import Progress, Status, elsewhere, look
+from stagerun.tools.status.output import find_target
 from stagerun.tools.status.snapshots import SNAPSHOTS, Wishes, show_snapshots
-from stagerun.train.output import elsewhere, find_target
 from stagerun.train.results import LIMIT
-from stagerun.train.status import Progress, Status, look
 
 MOST_WARNINGS = 10
 MOST_HOSTS = 8
@@ -137,7 +137,7 @@ def headline(status: Status, now: float) -> str:
     last = status.broken_off or ((status.progress,) if status.progress else ())
     places = [f"{one.stage} after iteration {one.iter}" for one in last]
     at = f" in {listed(places)}" if places else ""
-    who = (status.holder.text or "a process without a name yet") if status.holder else ""
+    who = str(status.holder) if status.holder else ""
     match status.state:
         case "starting":
             return f"starting, nothing logged yet: {who}"

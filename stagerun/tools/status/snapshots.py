@@ -27,7 +27,8 @@ from stagerun.command.ending import show, tell
 from stagerun.command.options import flag, option
 from stagerun.plan import changed_fields, make_plan
 from stagerun.store.layout import snapshots_folder
-from stagerun.train.output import DISK, Target, elsewhere, newest_recipe, written
+from stagerun.tools.status.look import elsewhere, written
+from stagerun.tools.status.output import DISK, Target, newest_recipe
 from stagerun.train.progress import MOST_STATE, STATE, progress_of
 from stagerun.train.results import path_of, read_result
 
@@ -191,7 +192,9 @@ def _complete(out: Path, ref: SnapshotRef, inventory: Inventory, verify: bool, s
     try:
         if verify:
             store.verify(DISK, out, ref.name)
-        position = progress_of({STATE: store.read_file(DISK, out, ref.name, STATE, MOST_STATE)}).position
+        position = progress_of(
+            {STATE: store.read_file(DISK, snapshots_folder(out) / ref.name, STATE, MOST_STATE)[1]}
+        ).position
         epoch = position / ref.whole("data.train.images", 0)
     except (store.Damaged, PermissionDenied) as error:
         state, reason = _wrong(error)
@@ -218,7 +221,7 @@ def _damaged(out: Path, name: str) -> Found:
     assert place is not None  # an inventory has no other names
     state, reason = "unreadable", "it could not be read when it was looked at"
     try:
-        store.read_file(DISK, out, name, STATE, MOST_STATE)
+        store.read_file(DISK, snapshots_folder(out) / name, STATE, MOST_STATE)[1]
     except (store.Damaged, PermissionDenied) as error:
         state, reason = _wrong(error)
     return Found(name=name, **place._asdict(), state=state, reason=reason, written=written(out, name))
@@ -261,7 +264,7 @@ def tend(target: Target, wishes: Wishes) -> list[str]:
     _require_known(out, wishes.drop, [*here, *aside])
     if not wishes.drop:
         return _do(out, wishes)
-    with store.Lock(out, optional=True) as lock:
+    with store.Lock(out) as lock:
         store.require_free(DISK, out, lock.held)
         # No run holds the folder, so no snapshot appears or goes between the look and the deed.
         inventory = store.inventory(DISK, out)

@@ -17,23 +17,23 @@ from stagerun.engine.codec import combined, decode, mixed
 from stagerun.engine.codec import digest as digest_on_host
 from stagerun.engine.device import differences
 from stagerun.engine.state import counters
-from stagerun.logs.log_file import LOG
+from stagerun.logs.log_file import LOG, Log
 from stagerun.plan import changed_fields
 from stagerun.plan.counting import lineage, names_of
 from stagerun.schedule.early_stop import NOTHING_YET
 from stagerun.schedule.plateau import FRESH
-from stagerun.store.events import event_of
+from stagerun.store.layout import snapshots_folder
 from stagerun.store.side_folders import borrow
 from stagerun.system import signals
+from stagerun.tools.status.output import DISK, find_target, plan_of
 from stagerun.tools.verify.child import Child
 from stagerun.tools.verify.command import ChildFailed, VerifyOptions
 from stagerun.tools.verify.proofs import Course, Saved, Stretch, broken_chains, courses_of, missing, stretches
 from stagerun.tools.verify.stored import stored_schedule
-from stagerun.train.output import DISK, find_target, plan_of
 from stagerun.train.progress import AVERAGE, MOMENTUM, MOST_STATE, STATE, WEIGHTS, progress_of
 
 _KINDS = (Proof, StageStarted, RunStarted, NotFinite, Renamed)
-_WANTED = tuple(b'"event": "%b"' % kind.__name__.encode() for kind in _KINDS)
+_WANTED = {kind.__name__ for kind in _KINDS}
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ class _Check:
             if ref.stage not in stages or ref.parent != parents[ref.stage] or changed_fields(ref, stages[ref.stage]):
                 continue
             try:
-                text = store.read_file(DISK, self.out, ref.name, STATE, MOST_STATE)
+                text = store.read_file(DISK, snapshots_folder(self.out) / ref.name, STATE, MOST_STATE)[1]
                 yield Saved(ref, progress_of({STATE: text}).rollbacks)
             except (store.Damaged, ValueError, KeyError) as error:
                 self.found.wrong.append(_unusable(ref, error))
@@ -233,18 +233,10 @@ def _unusable(ref: SnapshotRef, error: Exception) -> str:
 
 def _events(log: Path) -> Iterator[Event]:
     """Yield the events of a log that matter here, without damaged lines."""
+    if not log.exists():
+        raise UsageError(f"{log.parent} has no log of a run", "--out names the folder that `run` wrote")
     try:
-        with open(log, "rb") as file:
-            for line in file:
-                if any(word in line for word in _WANTED):
-                    try:
-                        parsed = event_of(line)
-                    except ValueError:
-                        continue
-                    if parsed is not None:
-                        yield parsed[1]
-    except FileNotFoundError:
-        raise UsageError(f"{log.parent} has no log of a run", "--out names the folder that `run` wrote") from None
+        yield from (event for _, event in Log(log, wanted=_WANTED.__contains__))
     except OSError as error:
         raise StorageError(f"{log}: can't be read: {error.strerror}") from None
 

@@ -2,9 +2,11 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Sequence
@@ -14,7 +16,6 @@ from pathlib import Path
 import psutil
 
 from stagerun.launch.folder import LAUNCHER_PID
-from stagerun.launch.local import sweep
 from stagerun.system.process import lives, living, program
 
 MARK = "STAGERUN_LIFE"  # in the environment of all its processes
@@ -30,11 +31,12 @@ class Child:
 
     def __init__(self, arguments: Sequence[str], said: Path) -> None:
         self.mark = uuid.uuid4().hex
+        self._temporary = tempfile.mkdtemp()
         with open(said, "wb") as file:
             # In a session of its own: Ctrl-C is for the parent, which then ends it.
             self.process = subprocess.Popen(
                 [sys.executable, *program("stagerun"), *arguments],
-                env={**os.environ, MARK: self.mark, LAUNCHER_PID: str(os.getpid())},
+                env={**os.environ, MARK: self.mark, LAUNCHER_PID: str(os.getpid()), "TMPDIR": self._temporary},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -56,7 +58,7 @@ class Child:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=0.05)
             time.sleep(POLL_S)
-        sweep()
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def processes(self) -> list[psutil.Process]:
         """Return its living processes."""

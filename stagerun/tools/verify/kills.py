@@ -27,7 +27,7 @@ from stagerun.base.text import columns, count
 from stagerun.command.ending import say
 from stagerun.language import load
 from stagerun.launch.options import devices
-from stagerun.logs.log_file import LOG, Tail
+from stagerun.logs.log_file import LOG, Log
 from stagerun.plan import make_plan
 from stagerun.plan.rehearsal import rehearsal
 from stagerun.plan.workers import check_short
@@ -49,7 +49,7 @@ def verify(options: VerifyOptions) -> int:
     _check(options, schedule, nproc)
     with tempfile.TemporaryDirectory(prefix="stagerun-verify-") as name:
         if options.synthetic:
-            from stagerun.data.synthetic import make_images
+            from stagerun.tools.rehearse.synthetic import make_images
 
             make_images(schedule, Path(name))
         verdict = _Trial(options, schedule, Path(name), nproc).verdict()
@@ -89,7 +89,7 @@ def shortened(options: VerifyOptions, schedule: Schedule, batches: int, folder: 
     short = interruptible(schedule, options.iters, batches, options.device_batch)
     if not options.synthetic:
         return short
-    from stagerun.data.synthetic import with_synthetic
+    from stagerun.tools.rehearse.synthetic import with_synthetic
 
     return with_synthetic(short, folder)
 
@@ -190,7 +190,7 @@ class _Trial:
             f"{f' and {then} in turn' if then is not None else ''} with {count(self.threads, 'thread')} each"
         )
         out, began = self.folder / "straight", time.monotonic()
-        code, _ = self._run(out, self.nproc, Tail(out / LOG), [])
+        code, _ = self._run(out, self.nproc, Log(out / LOG), [])
         if code != ExitCode.DONE:
             raise ChildFailed("the straight run", code, self.folder / "said")
         per_iteration = (time.monotonic() - began) / iterations
@@ -225,7 +225,7 @@ class _Trial:
         if chosen.is_dir():  # of `method: AUTO`, which may choose differently
             shutil.copytree(chosen, choices_folder(out))
         events: list[Event] = []
-        tail = Tail(out / LOG)
+        log = Log(out / LOG)
         while True:
             then = self.options.then_workers
             workers = then if then is not None and len(self.lives) % 2 else self.nproc
@@ -233,7 +233,7 @@ class _Trial:
             if hits:
                 left = iterations - len({(e.stage, e.iter) for e in events if isinstance(e, Iterated)})
                 moment = self.rng.randint(0, max(0, left // hits)), self.rng.random() * per_iteration
-            code, hit = self._run(out, workers, tail, events, moment)
+            code, hit = self._run(out, workers, log, events, moment)
             mine = events[first:]
             starts = [
                 e.start if e.iter else f"{e.stage} anew" for e in mine if isinstance(e, StageStarted | PieceStarted)
@@ -253,7 +253,7 @@ class _Trial:
             hits -= 1
 
     def _run(
-        self, out: Path, workers: int, tail: Tail, events: list[Event], moment: tuple[int, float] | None = None
+        self, out: Path, workers: int, log: Log, events: list[Event], moment: tuple[int, float] | None = None
     ) -> tuple[int, str]:
         """Run one life, which is hit so many iterations and seconds after it has started. Return its exit code, and what was hit."""
         words = [*self.options.of_run(out, self.batches, self.threads), "--nproc", str(workers)]
@@ -261,7 +261,7 @@ class _Trial:
         with Child(words, self.folder / "said") as child:
             while (code := child.process.poll()) is None:
                 time.sleep(POLL_S)
-                events += [event for _, event in tail()]
+                events += [event for _, event in log]
                 kinds = [type(event) for event in events[first:]]
                 if moment is not None and RunStarted in kinds and kinds.count(Iterated) >= moment[0]:
                     deadline, moment = time.monotonic() + moment[1], None
@@ -270,7 +270,7 @@ class _Trial:
             if left := child.outlived():
                 text = f"{count(left, 'process')} of the run outlived its launcher, which"
                 raise ChildFailed(text, code, self.folder / "said")
-            events += [event for _, event in tail()]
+            events += [event for _, event in log]
         return code, hit
 
 

@@ -17,7 +17,7 @@ from stagerun.language.stored import read_foreign
 from stagerun.logs.log_file import LOG, read_last_life
 from stagerun.plan.counting import under
 from stagerun.store.layout import snapshots_folder
-from stagerun.train.output import DISK, newest_recipe, newest_snapshot, recipe_text
+from stagerun.tools.status.output import DISK, newest_recipe, newest_snapshot, recipe_text
 from stagerun.train.progress import RECIPE
 
 
@@ -54,7 +54,7 @@ def stored_schedule(out: Path, trust_code: bool) -> Schedule:
                 stage = replace(trained, name=stage.name, enabled=stage.enabled, group=stage.group)
         stages.append(replace(stage, identity=dict(ref.identity)))
     if code := list(dict.fromkeys(name for stage in stages for name in asked(stage))):
-        from stagerun.train.lone_snapshot import sources_in  # and with it torch
+        from stagerun.tools.weights.stored import sources_in  # and with it torch
 
         if not trust_code:
             raise UsageError(

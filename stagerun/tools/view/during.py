@@ -10,8 +10,8 @@ from stagerun.tools.report.command import all_tables
 from stagerun.tools.report.compare import differences_table, lead, ranking_table
 from stagerun.tools.report.history import Run, notes
 from stagerun.tools.status.command import headline, status_text
+from stagerun.tools.status.look import Status
 from stagerun.tools.view.sections import cell, paragraphs, progress, report_table, section, stage_link, table, text
-from stagerun.train.status import Status
 
 MOST_EVENTS = 200
 

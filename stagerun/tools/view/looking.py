@@ -22,14 +22,14 @@ from stagerun.plan import make_plan
 from stagerun.store.layout import results_folder, snapshots_folder
 from stagerun.tools.lint import lint, problems
 from stagerun.tools.plan.command import choices_remark, disk_remark, remarks, results_remark
+from stagerun.tools.plan.hours import beside
 from stagerun.tools.report.look import labels, require_different, run_of, word_of
 from stagerun.tools.report.replay import Reader
+from stagerun.tools.status.look import Status, look
+from stagerun.tools.status.output import DISK, Target, newest_recipe, plan_of
 from stagerun.tools.view.before import Before
 from stagerun.tools.view.chart import file
 from stagerun.tools.view.during import Seen
-from stagerun.train.hours import beside
-from stagerun.train.output import DISK, Target, newest_recipe, plan_of
-from stagerun.train.status import Status, look
 
 MOST = 1200  # points of all runs' curves together
 

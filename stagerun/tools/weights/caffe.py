@@ -15,8 +15,8 @@ from stagerun.engine.codec import decode
 from stagerun.language.caffe_names import NAMED, Written, in_history, layers_of
 from stagerun.language.check_weights import CAFFES_TYPES
 from stagerun.language.proto import caffe_pb2
-from stagerun.train.caffe_state import history_slots
-from stagerun.train.lone_snapshot import Stored
+from stagerun.tools.caffe.solver_state import history_slots
+from stagerun.tools.weights.stored import Stored
 from stagerun.train.progress import MOMENTUM
 
 

@@ -14,16 +14,16 @@ from stagerun.base.errors import DataError, StagerunError, UsageError
 from stagerun.base.text import duration
 from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, flag, option
-from stagerun.command.shared import Ema, ForwardBatch, Json, OwnThreads, TrustCode, Views
+from stagerun.command.shared import Json, TrustCode
 from stagerun.store.layout import snapshots_folder
 from stagerun.system.image_folder import is_class_folder, small
 from stagerun.system.imports import import_of, is_there
 from stagerun.system.world import World, default_threads
-from stagerun.tools.weights.selection import SETS, Chosen, choose, ensemble_of
+from stagerun.tools.weights.selection import SETS, Chosen, Ema, ForwardBatch, OwnThreads, Views, choose, ensemble_of
 
 if TYPE_CHECKING:
     from stagerun.engine.images import Batch
-    from stagerun.train.lone_snapshot import Stored
+    from stagerun.tools.weights.stored import Stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +140,8 @@ def _evaluate(
     folder: Path, chosen: Chosen, options: EvalOptions, device: Any
 ) -> list[tuple[dict[str, Any], list[str]]]:
     """An object for JSON, and the lines for people, of each validation set; of --data alone where it is given."""
-    from stagerun.train.evaluate_snapshot import use_schedule
-    from stagerun.train.lone_snapshot import Trust, open_snapshot
+    from stagerun.tools.weights.scoring import use_schedule
+    from stagerun.tools.weights.stored import Trust, open_snapshot
 
     named = chosen.stages.get(folder.name, "")
     stored = open_snapshot(folder, Trust(options.trust_code, chosen.schedule, named))
@@ -162,8 +162,8 @@ def _with_images(stored: "Stored", folder: Path, scratch: str | None) -> "Stored
     """Imports the validation sets that are folders of class folders, where their LMDBs are gone, or files have another time than in the
     run. `folder`: of the snapshot. `scratch`: of a schedule that the user names; nothing is written to the recipe's. DataError for one that
     can't be used, or has no place."""
-    from stagerun.command.progress import Shown
     from stagerun.data.importing.first_use import have
+    from stagerun.tools.data.progress import Shown
 
     out, schedule = folder.resolve().parent.parent, stored.schedule
     imports = dict(schedule.imports)
@@ -187,7 +187,7 @@ def _on_set(
 
     from stagerun.engine import evaluate as evaluation
     from stagerun.tools.weights import confusion
-    from stagerun.train.evaluate_snapshot import Wanted, score
+    from stagerun.tools.weights.scoring import Wanted, score
 
     started = time.monotonic()
     views = evaluation.Views(options.views)
@@ -195,8 +195,8 @@ def _on_set(
     wanted = Wanted(views=views, data=options.data, val=number, batch=options.device_batch, ema=options.ema, most=most)
     parts: list[tuple[Any, Any]] = []
 
-    def answered(records: Sequence[int], labels: Any, logits: Any) -> None:
-        """`labels` int64 [N] and `logits` [N, classes]: torch tensors. Answers are those that top-1 counts."""
+    def answered(labels: Any, logits: Any) -> None:
+        """Tensors of torch's. Answers are those that top-1 counts."""
         parts.append((labels.cpu(), evaluation.best_of(logits)[:, 0].cpu()))
 
     name = ensemble or stored.ref.name
@@ -265,7 +265,7 @@ def _shown(batches: "Iterable[Batch]", count: int, name: str) -> "Iterable[Batch
     """The batches, and on a terminal a bar while they are computed."""
     from rich.progress import Progress
 
-    from stagerun.command.progress import Terminal
+    from stagerun.command.terminal import Terminal
 
     console = Terminal(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -9,9 +9,9 @@ from stagerun.base.errors import UsageError, listing
 from stagerun.base.text import size
 from stagerun.command.ending import show
 from stagerun.command.options import argument, command, flag, option
-from stagerun.command.shared import Ema, OutOfName, TrustCode
+from stagerun.command.shared import TrustCode
 from stagerun.system.files import write_output
-from stagerun.tools.weights.selection import choose_snapshot, ensemble_of
+from stagerun.tools.weights.selection import Ema, OutOfName, choose_snapshot, ensemble_of
 
 SUFFIX = {"safetensors": ".safetensors", "torch": ".pth", "onnx": ".onnx"}
 
@@ -80,7 +80,7 @@ def export_for_caffe(folder: Path, options: ExportOptions) -> None:
         _require_free(path, options.force)
 
     from stagerun.tools.weights import exporting
-    from stagerun.train.lone_snapshot import Trust, open_snapshot
+    from stagerun.tools.weights.stored import Trust, open_snapshot
 
     stored = open_snapshot(folder, Trust(options.trust_code))
     files, lines = exporting.for_caffe(stored, paths, options.ema, options.rgb, options.double)
@@ -117,7 +117,7 @@ def export_snapshot(folder: Path, options: ExportOptions) -> None:
 
     from stagerun.tools.weights import exporting
     from stagerun.tools.weights.formats import Format
-    from stagerun.train.lone_snapshot import Trust, open_snapshot
+    from stagerun.tools.weights.stored import Trust, open_snapshot
 
     wanted = exporting.Wanted(
         format=Format(SUFFIX[kind]), file=str(path), ema=options.ema, rgb=options.rgb, side=options.size

@@ -28,7 +28,7 @@ from stagerun.tools.weights.formats import (
     to_safetensors,
     to_torch,
 )
-from stagerun.train.lone_snapshot import Stored, load_network, saved_weights
+from stagerun.tools.weights.stored import Stored, load_network, saved_weights
 
 _MENDED = "import stagerun.models.torchvision  # only where `import torchvision` fails: beside a CPU build of torch"
 

@@ -14,18 +14,26 @@ from stagerun.base.errors import DataError, StagerunError, UsageError
 from stagerun.base.text import count
 from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, option
-from stagerun.command.shared import Ema, ForwardBatch, Json, OutOfName, OwnThreads, TrustCode, Views
+from stagerun.command.shared import Json, TrustCode
 from stagerun.data import datum
-from stagerun.data.importing.images import ImportOptions, ImportWork
-from stagerun.data.importing.items import Files, Names
-from stagerun.data.records import ListRecords, LmdbSource
+from stagerun.data.importing.items import Files
+from stagerun.data.records import LmdbSource
 from stagerun.system.image_folder import IMAGE_SUFFIXES, files_below, is_image
 from stagerun.system.imports import with_imports
-from stagerun.tools.data.pictures import ResizeOptions, class_names, classes_of
-from stagerun.tools.weights.selection import choose_members, ensemble_of
+from stagerun.tools.data.images import ImportOptions, ImportWork
+from stagerun.tools.data.pictures import ListRecords, ResizeOptions, class_names, classes_of
+from stagerun.tools.weights.selection import (
+    Ema,
+    ForwardBatch,
+    OutOfName,
+    OwnThreads,
+    Views,
+    choose_members,
+    ensemble_of,
+)
 
 if TYPE_CHECKING:
-    from stagerun.train.lone_snapshot import Stored
+    from stagerun.tools.weights.stored import Stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +72,8 @@ def predict_images(folders: Sequence[Path], options: PredictOptions, name: str) 
     from stagerun.engine import evaluate
     from stagerun.engine.device import choose_device
     from stagerun.system.world import World, default_threads
-    from stagerun.train.evaluate_snapshot import Wanted, classifier
-    from stagerun.train.lone_snapshot import Trust, open_snapshot
+    from stagerun.tools.weights.scoring import Wanted, classifier
+    from stagerun.tools.weights.stored import Trust, open_snapshot
 
     torch.set_num_threads(options.threads or default_threads(1))
     members = [_not_rectangular(open_snapshot(folder, Trust(options.trust_code))) for folder in folders]
@@ -157,7 +165,7 @@ def _records(
 ) -> Iterator[tuple[list[str], ListRecords]]:
     """The pictures as records, `batch` at a time; of one size where the network's evaluation doesn't crop. Bad ones are
     reported and added to `bad`."""
-    files = Files("folder", "", (), Names(paths), np.zeros(len(paths), np.int32))
+    files = Files("folder", "", (), tuple(paths), np.zeros(len(paths), np.int32))
     work = ImportWork(files, paths[0], resize)
     channels = stored.stage.model.channels
     cropped = stored.stage.solver.test_transform.crop_size is not None

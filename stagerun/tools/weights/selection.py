@@ -4,17 +4,38 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+import click
 
 from stagerun import store
 from stagerun.base.errors import UsageError, listing, nearest
 from stagerun.base.recipe import Ensemble, EnsembleRule, Schedule, Stage
 from stagerun.base.snapshots import Inventory, SnapshotRef
+from stagerun.command.options import option
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.values import differing, identity
 from stagerun.plan import PlannedStage, State, make_plan
 from stagerun.store.layout import MANIFEST, averages_folder, snapshots_folder
-from stagerun.train.output import DISK, Target, find_target, newest_recipe, recipe_of, stage_order
+from stagerun.tools.status.output import DISK, Target, find_target, newest_recipe, recipe_of
 from stagerun.train.results import read_ensemble
+
+OutOfName = Annotated[str | None, option("--out FOLDER", "Output folder, where SNAPSHOT is a name.")]
+ForwardBatch = Annotated[
+    int | None, option("--device-batch N", "Images per forward pass.  [default: test_batch_size]", least=1)
+]
+OwnThreads = Annotated[
+    int | None, option("--threads N", "Threads.  [default: OMP_NUM_THREADS, or one per processor]", least=1)
+]
+Views = Annotated[
+    str,
+    option(
+        "--views",
+        "What is averaged for an image: nothing; it and its mirror; four corners, centre, and their mirrors.",
+        type=click.Choice(["one", "flip", "10crop"]),
+    ),
+]
+Ema = Annotated[bool, option("--ema", "The averaged weights (`ema_decay`) in place of the trained ones.")]
 
 SETS = "if `stagerun run` had --set, give the same here"
 
@@ -171,7 +192,8 @@ def _why(planned: PlannedStage) -> str:
 
 def _newest(out: Path, inventory: Inventory) -> tuple[dict[str, SnapshotRef], dict[str, str]]:
     """The same for an output folder without a schedule: the newest snapshot that ended each stage."""
-    order = stage_order(out, inventory)
+    recipe = newest_recipe(out, inventory)
+    order = [stage.name for stage in recipe.stages] if recipe is not None else []
     present = dict.fromkeys(ref.stage for ref in inventory.snapshots)
     stages = [*(name for name in order if name in present), *(name for name in present if name not in order)]
     ends: dict[str, SnapshotRef] = {}

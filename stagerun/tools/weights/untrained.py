@@ -19,7 +19,7 @@ from stagerun.language.tree import quoted
 from stagerun.language.view import View
 from stagerun.models import build
 from stagerun.plan.transfer import Origin, some
-from stagerun.train.lone_snapshot import Stored
+from stagerun.tools.weights.stored import Stored
 from stagerun.train.progress import WEIGHTS
 from stagerun.train.starting_weights import fill
 

@@ -36,7 +36,9 @@ Seen = Event | Evaluated
 
 class Hook(Protocol):
     def on(self, event: Seen) -> Iterator[Seen]:
-        """Yield the event on, with what comes of it. Called on every rank, with the same events in the same order."""
+        """Yield the event on, with what comes of it. Called on every rank. SnapshotDue, TestDue, Evaluated and Stopped come alike on all, and
+        Iterated and NotFinite do but for `method: ASYNC`: what all ranks call together belongs to these. Others, as of snapshots that
+        are written, come on rank 0 alone."""
 
 
 def pass_through(hooks: Sequence[Hook], event: Seen) -> Iterator[Event]:

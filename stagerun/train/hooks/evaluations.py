@@ -3,6 +3,7 @@
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -57,18 +58,11 @@ def evaluate_state(
                 return None
             found.append(SetScore(val.name, score, ema))
             event = Tested if val is run.stage.data.val[0] else TestedBeside
-            yield event(
-                stage=run.stage.name,
-                iter=state.iter,
-                images=score.images,
-                top1=score.top1,
-                top5=score.top5,
-                loss=score.loss,
-                seconds=time.monotonic() - began,
-                ema=ema,
-                val=val.name,
-                mean_ap=score.mean_ap,
-            )
+            figures: dict[str, Any] = {
+                name: getattr(score, name) for name in ("images", "top1", "top5", "loss", "mean_ap")
+            }
+            figures |= {"val": val.name, "ema": ema, "seconds": time.monotonic() - began}
+            yield event(stage=run.stage.name, iter=state.iter, **figures)
     return tuple(found)
 
 

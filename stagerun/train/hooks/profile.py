@@ -8,7 +8,7 @@ chrome://tracing show: the JSON object of the "Trace Event Format", complete eve
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -26,12 +26,12 @@ WARM_UP = 3
 
 
 class Profile:
-    """One for each rank and process life; over when `iterations` were seen, or with the run. While it is `on`, the clocks of
-    `engine.timed` and of the network note their spans."""
+    """One for each rank and process life; over when `iterations` were seen, or with the run. While its spans are on, the clocks of
+    `engine.timed` and of the network note them."""
 
     def __init__(self, file: str, iterations: int, comm: Comm) -> None:
-        self.file, self.iterations, self.comm = file, iterations, comm
-        self.before, self.seen, self.over = WARM_UP, 0, False
+        self.file, self.last, self.comm = file, WARM_UP + iterations, comm
+        self.seen, self.over = 0, False  # iterations, those of the warm-up too
         self.spans = Spans()
         self.spans.on = False
 
@@ -39,12 +39,9 @@ class Profile:
         """Collective, at the end of the stretch."""
         yield event
         if isinstance(event, Iterated | NotFinite) and not self.over:
-            if self.before:
-                self.before -= 1
-            else:
-                self.seen += 1
-            self._on(not self.before)
-            if self.seen == self.iterations:
+            self.seen += 1
+            self._on(self.seen >= WARM_UP)
+            if self.seen == self.last:
                 yield self.finish()
 
     def _on(self, on: bool) -> None:
@@ -56,87 +53,61 @@ class Profile:
         self.over = True
         # The spans after the clocks: what a thread of the network has still to note is noted by then.
         self.comm.barrier()
-        clock = {"now": time.monotonic(), "boot": boot_id() or host_name(), "host": host_name()}
-        clocks = gather_json(self.comm, clock)
+        mine = {"now": time.monotonic(), "boot": boot_id() or host_name(), "host": host_name()}
+        clocks = gather_json(self.comm, mine)
         spans = gather_json(self.comm, [asdict(span) for span in self.spans.found])
         self.spans.found.clear()
-        if not self.seen:
+        if self.seen <= WARM_UP:
             return Note(text=f"the run was over before {WARM_UP + 1} iterations: no profile", warning=True)
         if self.comm.rank:
             return Note(text="")
         ranks = []
-        for rank, (clock, found) in enumerate(zip(clocks, spans, strict=True)):
+        for clock, found in zip(clocks, spans, strict=True):
             # One kernel has one clock; two are as far apart as they were after a barrier.
             apart = 0.0 if clock["boot"] == clocks[0]["boot"] else clocks[0]["now"] - clock["now"]
-            seen = [
-                Span(**{**span, "started": span["started"] + apart, "ended": span["ended"] + apart}) for span in found
-            ]
-            ranks.append(RankSpans(rank, clock["host"], tuple(seen)))
+            ranks.append([Span(**one | {end: one[end] + apart for end in ("started", "ended")}) for one in found])
         about = {"workers": self.comm.size, "threads": torch.get_num_threads(), "torch": torch.__version__}
         try:
-            Path(self.file).write_text(chrome_trace(ranks, about))
+            Path(self.file).write_text(chrome_trace(ranks, [clock["host"] for clock in clocks], about))
         except OSError as error:
             return Note(text=f"the profile can't be written to {self.file}: {error.strerror}", warning=True)
         return Note(text=profile_line(ranks, self.file))
 
 
-# -- the file
-
-
 _TRAINING, _NETWORK = 0, 1  # rows of a rank; reductions that are under way together lie on as many rows as it takes
 
 
-@dataclass(frozen=True, slots=True)
-class RankSpans:
-    """What one rank saw, by rank 0's clock."""
-
-    rank: int
-    host: str
-    spans: tuple[Span, ...]
-
-
-def chrome_trace(ranks: Sequence[RankSpans], about: dict[str, object]) -> str:
-    """One process per rank, with a row for what it does and rows for what is on the network. The trace begins at 0. `about` goes with
-    it."""
-    first = min((span.started for rank in ranks for span in rank.spans), default=0.0)
+def chrome_trace(ranks: Sequence[Sequence[Span]], hosts: Sequence[str], about: dict[str, object]) -> str:
+    """One process per rank, with a row for what it does and rows for what is on the network: spans by rank 0's clock. The trace begins
+    at 0. `about` goes with it."""
+    first = min((span.started for spans in ranks for span in spans), default=0.0)
     events: list[dict[str, object]] = []
-    for rank in ranks:
-        events.append(_name(rank.rank, "process_name", 0, f"rank {rank.rank} on {rank.host}"))
-        events.append({"ph": "M", "name": "process_sort_index", "pid": rank.rank, "args": {"sort_index": rank.rank}})
-        events.append(_name(rank.rank, "thread_name", _TRAINING, "training"))
+
+    def label(rank: int, kind: str, row: int, **args: object) -> None:
+        events.append({"ph": "M", "name": kind, "pid": rank, "tid": row, "args": args})
+
+    for rank, (spans, host) in enumerate(zip(ranks, hosts, strict=True)):
+        label(rank, "process_name", 0, name=f"rank {rank} on {host}")
+        label(rank, "process_sort_index", 0, sort_index=rank)
+        label(rank, "thread_name", _TRAINING, name="training")
         rows: list[float] = []  # when each row of the network is free again
-        for span in sorted(rank.spans, key=lambda s: (s.started, -s.ended)):
-            row = _TRAINING
+        for span in sorted(spans, key=lambda s: (s.started, -s.ended)):
+            row, name, args = _TRAINING, span.name, {"stage": span.stage, "iteration": span.iter}
             if span.name == REDUCTION:
-                row = next((n for n, free in enumerate(rows) if free <= span.started), len(rows))
-                if row == len(rows):
+                at = next((n for n, free in enumerate(rows) if free <= span.started), len(rows))
+                row, name, args["bytes"] = _NETWORK + at, f"{span.name} {size(span.bytes)}", span.bytes
+                if at == len(rows):
                     rows.append(0.0)
-                    events.append(_name(rank.rank, "thread_name", _NETWORK + row, f"network {row + 1}"))
-                rows[row] = span.ended
-                row += _NETWORK
-            events.append(
-                {
-                    "ph": "X",
-                    "name": f"{span.name} {size(span.bytes)}" if span.name == REDUCTION else span.name,
-                    "cat": span.name,
-                    "pid": rank.rank,
-                    "tid": row,
-                    "ts": round(1e6 * (span.started - first), 1),
-                    "dur": round(1e6 * span.seconds, 1),
-                    "args": {"stage": span.stage, "iteration": span.iter}
-                    | ({"bytes": span.bytes} if span.name == REDUCTION else {}),
-                }
-            )
+                    label(rank, "thread_name", row, name=f"network {at + 1}")
+                rows[at] = span.ended
+            times = {"ts": round(1e6 * (span.started - first), 1), "dur": round(1e6 * span.seconds, 1)}
+            events.append({"ph": "X", "name": name, "cat": span.name, "pid": rank, "tid": row, **times, "args": args})
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}, separators=(",", ":"))
 
 
-def _name(rank: int, kind: str, row: int, text: str) -> dict[str, object]:
-    return {"ph": "M", "name": kind, "pid": rank, "tid": row, "args": {"name": text}}
-
-
-def profile_line(ranks: Sequence[RankSpans], file: str) -> str:
+def profile_line(ranks: Sequence[Sequence[Span]], file: str) -> str:
     """Report the profile in one line."""
-    found = [overlap(rank.spans) for rank in ranks]
+    found = [overlap(spans) for spans in ranks]
     iterations, sending = max(one.iterations for one in found), sum(one.sending for one in found)
     text = f"profile of {count(iterations, 'iteration')} on {count(len(ranks), 'worker')} in {file}"
     if not sending:

@@ -22,9 +22,9 @@ class Proofs:
     def __init__(self, run: StageRun, state: TrainState, loop: StageLoop) -> None:
         self.run, self.state, self.loop = run, state, loop
         files, audit = run.files, run.stage.solver.audit
-        known = files is not None and STATE in files and run.stage.average is None
-        self.newest = progress_of(files).proof if known and files is not None else ""
         self.every = audit.proof_iter if audit is not None else 0
+        goes_on = self.every and run.stage.average is None  # a stage without proofs hands no chain on
+        self.newest = progress_of(files).proof if goes_on and files is not None and STATE in files else ""
 
     def at_start(self) -> Iterator[Proof]:
         """Yield the proof of the state that the stage starts with."""
@@ -32,8 +32,7 @@ class Proofs:
             yield from self._proof()
 
     def on(self, event: Seen) -> Iterator[Seen]:
-        skipped = isinstance(event, NotFinite) and event.done == OnNan.SKIP.value
-        if skipped:
+        if isinstance(event, NotFinite) and event.done == OnNan.SKIP.value:
             yield from self._if_due()
         yield event
         if isinstance(event, Iterated):
@@ -57,10 +56,9 @@ class Proofs:
         now = self.state
         if self.run.worker.comm.rank != 0:
             return
-        found = digests_there(now)
         # As before any evaluation: one that `early_stop` goes by comes between this and the snapshot.
         known = counters(now.iter, now.plateau, NOTHING_YET, now.skips, now.skips_in_all, now.rollbacks)
-        state = f"{combined({**found, **known}):016x}"
+        state = f"{combined({**digests_there(now), **known}):016x}"
         self.newest = chained(self.newest, now.iter, state)
         if not self.run.is_piece:
             yield Proof(stage=self.loop.stage, iter=now.iter, state=state, chain=self.newest)

@@ -112,23 +112,23 @@ class Snapshots:
     def _begin(self, alone: bool = False) -> Iterator[Event]:
         """Compare what the ranks hold, and start to write it. Collective, unless `alone`: then the other ranks may be gone."""
         state, writer, notes = self.state, self.writer, list[Note]()
+
+        def agreed(found: Mapping[str, int]) -> bool:
+            # What the others look at is what rank 0 has, unless their states may differ.
+            good = writer is None or not self.run.worker.others or writer.capture.finite()
+            return self._agreed(notes, found, good)
+
         with self.comm.pulse.section(Section.SAVE):
             self.exchange.show()
             if writer is None:
                 self._hand_in(notes)
             else:
-                copy = writer.capture
-
-                def agreed(found: Mapping[str, int]) -> bool:
-                    # What the others look at is what rank 0 has, unless their states may differ.
-                    good = not self.run.worker.others or copy.finite()
-                    return self._agreed(notes, found, good)
-
-                compared = None if alone or self.comm.size == 1 else agreed
+                compared, gather = (
+                    None if alone or self.comm.size == 1 else agreed,
+                    partial(self.exchange.gather, keep=True),
+                )
                 try:
-                    yield from writer.start(
-                        state.iter, self._progress(), compared, partial(self.exchange.gather, keep=True)
-                    )
+                    yield from writer.start(state.iter, self._progress(), compared, gather)
                 except StagerunError:
                     yield from writer.wait()
                     raise
@@ -139,8 +139,7 @@ class Snapshots:
     def _hand_in(self, notes: list[Note]) -> None:
         """The part of the other ranks in a snapshot that rank 0 writes."""
         self.exchange.gather(keep=False)
-        found, good = digests(self.state)
-        if not self._agreed(notes, found, good):
+        if not self._agreed(notes, digests(self.state), finite(self.state)):
             raise ToldByAnother(ExitCode.DIVERGED)
 
     def _agreed(self, notes: list[Note], found: Mapping[str, int], good: bool) -> bool:

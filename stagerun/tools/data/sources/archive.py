@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError
-from stagerun.data.importing.items import LARGEST_FILE, Item, Names, Pixels, bytes_of, refuse, regular, signature
+from stagerun.data.importing.items import (
+    LARGEST_FILE,
+    Item,
+    Pixels,
+    bytes_of,
+    digest_of_names,
+    refuse,
+    regular,
+    signature,
+)
 from stagerun.system.host import open_files
 from stagerun.system.image_folder import can_not_open
 
@@ -114,13 +123,15 @@ class Archived:
     kind: str
     classes: tuple[str, ...]
     archive: Archive
-    names: Names
+    names: tuple[str, ...]
     labels: NDArray[np.int32]
     places: NDArray[np.int64]  # [n, 2]: offset, bytes
 
     @property
     def signature(self) -> str:
-        return signature(self.kind, self.archive.state, self.names, self.labels, self.places, *self.classes)
+        return signature(
+            self.kind, self.archive.state, digest_of_names(self.names), self.labels, self.places, *self.classes
+        )
 
     def __len__(self) -> int:
         return len(self.names)
@@ -142,7 +153,7 @@ class InMemory:
     kind: str
     classes: tuple[str, ...]
     signature: str
-    names: Names
+    names: tuple[str, ...]
     labels: NDArray[np.uint8]
     pictures: NDArray[np.uint8]  # [n, height, width, 1 or 3], B, G, R
 

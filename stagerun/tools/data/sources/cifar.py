@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from stagerun.base.errors import DataError, UsageError
-from stagerun.data.importing.items import Names, read_whole, signature
+from stagerun.data.importing.items import read_whole, signature
 from stagerun.system.image_folder import can_not_open
 from stagerun.tools.data.sources.archive import DAMAGED, InMemory, unzipped
 from stagerun.tools.data.sources.format import Format, Sign, SourceOptions
@@ -116,7 +116,7 @@ def _read(
             raise DataError(f"{Path(path) / version.names}: {len(classes)} names, not {version.classes}", DAMAGED)
     counts = [len(part) for part in parts]
     same = signature("cifar", *wanted, *np.cumsum(counts).tolist(), rows)
-    keys = Names(f"{f.removesuffix('.bin')}/{i:05d}" for f, n in zip(wanted, counts, strict=True) for i in range(n))
+    keys = tuple(f"{f.removesuffix('.bin')}/{i:05d}" for f, n in zip(wanted, counts, strict=True) for i in range(n))
     planes = rows[:, -_PIXELS:].reshape(-1, 3, _SIDE, _SIDE)
     pictures = np.ascontiguousarray(planes[:, ::-1].transpose(0, 2, 3, 1))
     return InMemory("cifar", classes, same, keys, np.ascontiguousarray(labels), pictures)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError
-from stagerun.data.importing.items import Files, Item, Names, signature
+from stagerun.data.importing.items import Files, Item, digest_of_names, signature
 from stagerun.system.image_folder import is_image
 from stagerun.tools.data.sources.archive import read_text
 from stagerun.tools.data.sources.format import Format, Sign, SourceOptions
@@ -38,7 +38,9 @@ class LabelledFiles(Files):
 
     @property
     def signature(self) -> str:
-        return signature(self.kind, os.path.realpath(self.root), self.names, self.values, self.ends, *self.classes)
+        return signature(
+            self.kind, os.path.realpath(self.root), digest_of_names(self.names), self.values, self.ends, *self.classes
+        )
 
     def item(self, i: int) -> Item:
         begin = int(self.ends[i - 1]) if i else 0
@@ -97,7 +99,7 @@ def open_csv(path: str, options: SourceOptions) -> LabelledFiles:
     ends = np.cumsum([len(one) for one in values], dtype=np.int64)
     flat = np.array([n for one in values for n in one], np.int32)
     none = np.zeros(len(names), np.int32)
-    return LabelledFiles("csv", folder, classes, Names(names), none, values=flat, ends=ends)
+    return LabelledFiles("csv", folder, classes, tuple(names), none, values=flat, ends=ends)
 
 
 def _rows(text: str, written: Sequence[str], mistakes: Mistakes) -> list[tuple[int, list[str]]]:

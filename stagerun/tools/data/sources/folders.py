@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from stagerun.base.errors import DataError, UsageError
-from stagerun.data.importing.items import Files, Names, Source, folder_files
+from stagerun.data.importing.items import Files, Source, folder_files
 from stagerun.system.image_folder import can_not_open, is_folder, is_image, listed
 from stagerun.tools.data.sources.format import Format, Place, Sign, SourceOptions
 from stagerun.tools.data.sources.tar import by_truth, open_tar
@@ -60,7 +60,7 @@ def _open_val_folder(path: str, options: SourceOptions) -> Files:
     if not names:
         raise DataError(f"{path}: no images in it", "give the folder of ILSVRC2012_val_00000001.JPEG and the others")
     labels, classes = by_truth(path, names, options)
-    return Files("imagenet", path, classes, Names(names), labels)
+    return Files("imagenet", path, classes, tuple(names), labels)
 
 
 def _open_classes(path: str, options: SourceOptions) -> Source:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError, UsageError
 from stagerun.data.datum import raw_datum
-from stagerun.data.importing.items import Names, signature
-from stagerun.data.write import write_lmdb
+from stagerun.data.importing.items import signature
+from stagerun.tools.data.new_lmdb import write_lmdb
 from stagerun.tools.data.sources.archive import DAMAGED, InMemory, unzipped
 from stagerun.tools.data.sources.format import Format, Place, Sign, SourceOptions
 from stagerun.tools.data.sources.tar import archive_names
@@ -96,7 +96,7 @@ def open_idx(path: str, options: SourceOptions) -> InMemory:
             "give the file of images, and with --labels that of its labels",
         )
     name = Path(images).name.removesuffix(".gz")
-    names = Names(f"{name}/{i:05d}" for i in range(len(classes)))
+    names = tuple(f"{name}/{i:05d}" for i in range(len(classes)))
     same = signature("idx", name, *pictures.shape, pictures, classes)
     return InMemory("idx", (), same, names, classes, pictures[:, :, :, None])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from stagerun.base.errors import DataError
-from stagerun.data.importing.items import Files, Names
+from stagerun.data.importing.items import Files
 from stagerun.tools.data.sources.archive import LARGEST_LABEL, read_text
 from stagerun.tools.data.sources.format import Format, Place, Sign, SourceOptions
 from stagerun.tools.data.sources.truth import Mistakes, lines, shown
@@ -49,7 +49,7 @@ def open_list(path: str, options: SourceOptions) -> Files:
     if not os.path.isdir(folder):
         raise DataError(f"{folder}: no such folder", "give the folder that the list's paths start from (--root)")
     _require_one(path, folder, names)
-    return Files("list", folder, (), Names(names), np.array(labels, np.int32))
+    return Files("list", folder, (), tuple(names), np.array(labels, np.int32))
 
 
 def _require_one(path: str, folder: str, names: list[str]) -> None:

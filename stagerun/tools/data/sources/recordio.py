@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from stagerun.base.errors import DataError
-from stagerun.data.importing.items import LARGEST_FILE, Names
+from stagerun.data.importing.items import LARGEST_FILE
 from stagerun.tools.data.sources.archive import DAMAGED, LARGEST_LABEL, Archive, Archived, read_text
 from stagerun.tools.data.sources.format import Format, Sign, SourceOptions
 from stagerun.tools.data.sources.truth import Mistakes, lines
@@ -55,7 +55,7 @@ def open_recordio(path: str, _: SourceOptions) -> RecordIo:
     if named is not None and (strange := [number for number in ids if number not in named]):
         raise DataError(f"{stem}.lst: no line with the index {strange[0]}, which {path} holds", "are they of one set?")
     folder = os.path.basename(stem)
-    names = Names(named[n] if named is not None else f"{folder}/{n:08d}" for n in ids)
+    names = tuple(named[n] if named is not None else f"{folder}/{n:08d}" for n in ids)
     return RecordIo("recordio", (), archive, names, np.array(labels, np.int32), np.array(places, np.int64))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError, UsageError
-from stagerun.data.importing.items import LARGEST_FILE, Names, regular
+from stagerun.data.importing.items import LARGEST_FILE, regular
 from stagerun.system.image_folder import can_not_open, check_classes, is_image
 from stagerun.tools.data.sources.archive import DAMAGED, Archive, Archived
 from stagerun.tools.data.sources.format import SourceOptions
@@ -155,7 +155,7 @@ def open_tar(path: str, options: SourceOptions) -> Archived:
     images.sort(key=lambda member: member.name)
     names = [member.name for member in images]
     labels, classes = by_truth(path, names, options)
-    return Archived("imagenet", classes, archive, Names(names), labels, _places(images))
+    return Archived("imagenet", classes, archive, tuple(names), labels, _places(images))
 
 
 def _contents(archive: Archive, start: int, end: int, place: str) -> Iterable[Member]:
@@ -179,7 +179,7 @@ def _by_class(kind: str, archive: Archive, found: dict[str, list[Member]], optio
         kind,
         classes,
         archive,
-        Names(member.name for images in ordered for member in images),
+        tuple(member.name for images in ordered for member in images),
         np.repeat(np.array(labels, np.int32), [len(images) for images in ordered]),
         _places(member for images in ordered for member in images),
     )

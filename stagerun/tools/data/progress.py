@@ -1,29 +1,25 @@
-"""rich's console with what stagerun prints; and how far a command over many images has come: a bar on a terminal, else a line every ten
-seconds, on stderr."""
+"""How far a command over many images has come: a bar on a terminal, else a line every ten seconds, on stderr; and its threads."""
 
 import math
 import os
 import time
-from collections.abc import Iterator
-from typing import Any
+from typing import Annotated
 
-from rich.console import Console as RichConsole
+import click
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.segment import Segment
 
-from stagerun.base.text import duration, shown
+from stagerun.base.text import duration
 from stagerun.command.ending import tell
+from stagerun.command.options import option
+from stagerun.command.terminal import Terminal
+
+DataThreads = Annotated[
+    int | None,
+    option("--threads N", "Threads.  [default: one per processor of this process]", type=click.IntRange(1)),
+]
 
 _LINE_EVERY_S = 10.0
 _REDRAWN_EVERY_S = 0.1
-
-
-class Terminal(RichConsole):
-    """rich's console, which cleans words as `ending.Printable` does: no character in them commands a terminal."""
-
-    def render(self, *args: Any, **kwargs: Any) -> Iterator[Segment]:
-        for segment in super().render(*args, **kwargs):
-            yield segment if segment.control else segment._replace(text=shown(segment.text))
 
 
 class Shown:

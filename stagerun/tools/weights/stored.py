@@ -12,7 +12,7 @@ from stagerun.base.code import Sources, code_of
 from stagerun.base.errors import ResumeRefused, UsageError
 from stagerun.base.recipe import CODE as CODE_FIELDS
 from stagerun.base.recipe import FILES, Model, Schedule, Stage
-from stagerun.base.text import listed
+from stagerun.base.text import listed, size
 from stagerun.engine.codec import decode
 from stagerun.engine.state import placed, restore
 from stagerun.language.code import is_reserved
@@ -20,9 +20,12 @@ from stagerun.language.consent import require_consent
 from stagerun.language.networks import from_outside
 from stagerun.language.stored import read_foreign
 from stagerun.models import build
+from stagerun.system.host import available_memory
 from stagerun.system.typed import json_object
 from stagerun.train.progress import AVERAGE, CODE, MOST_CODE, MOST_RECIPE, RECIPE, WEIGHTS
-from stagerun.train.snapshot_sizes import require_buildable, require_large_enough
+from stagerun.train.snapshot_sizes import SLACK, elements, most_bytes
+
+_NARROWEST = 2  # bytes of a number in a tensor, less than any precision takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +56,18 @@ def open_snapshot(folder: Path, trust: Trust = Trust()) -> Stored:
     It need not be ours: the recipe is read first, and says how large the rest may be.
     """
     disk = store.LocalDisk()
-    ref, text = store.read_file_of(disk, folder, RECIPE, MOST_RECIPE)
+    ref, text = store.read_file(disk, folder, RECIPE, MOST_RECIPE)
     try:
         schedule = read_foreign(text.decode())
         stage = _with_code(disk, folder, ref, schedule.stage(ref.stage), trust)
-        most = require_buildable(folder.name, stage.model)
+        most = _most_bytes(folder.name, stage.model)
         ref, files = store.read_folder(disk, folder, most)
-        require_large_enough(ref.name, stage.model, files[WEIGHTS])
+        numbers, held = elements(stage.model), len(files[WEIGHTS])
+        if held < _NARROWEST * numbers:  # the network need not be built to see that
+            lacks = f"its weights have {held} bytes, and the network has {numbers} numbers"
+            raise ResumeRefused(
+                f"snapshot {ref.name} does not fit network `{stage.model.name}`: {lacks}", "no run has written that"
+            )
         known = {field: ref.identity[field] for field in FILES & ref.identity.keys()}
         stage = replace(stage, identity={**stage.identity, **known})
         return Stored(ref, files, schedule, stage)
@@ -69,6 +77,25 @@ def open_snapshot(folder: Path, trust: Trust = Trust()) -> Stored:
             f"the recipe in snapshot {ref.name} can't be read: {error}",
             f"it was written by stagerun {version}: use that one",
         ) from error
+
+
+def _most_bytes(name: str, model: Model) -> Mapping[str, int]:
+    """`most_bytes` of the network that a snapshot's own recipe names. ResumeRefused for one that stagerun doesn't know, or that
+    doesn't fit into the memory that is free: whoever wrote the recipe may have meant harm."""
+    try:
+        most = most_bytes(model)
+    except (KeyError, ValueError, TypeError, RuntimeError, IndexError, ZeroDivisionError) as error:
+        raise ResumeRefused(
+            f"the recipe in snapshot {name} names a network that can't be made: {type(error).__name__}: {error}",
+            "it was made by another version of stagerun, or not by a run",
+        ) from error
+    needed, free = most[WEIGHTS] - SLACK, available_memory()
+    if needed > free:
+        raise ResumeRefused(
+            f"the network in snapshot {name} may need {size(needed)} of memory, and {size(free)} are free here",
+            "take a machine with more memory, if that network is meant",
+        )
+    return most
 
 
 def _with_code(disk: store.LocalDisk, folder: Path, ref: store.SnapshotRef, stage: Stage, trust: Trust) -> Stage:
@@ -102,7 +129,7 @@ def _require_same_code(ref: store.SnapshotRef, model: Model, now: Stage) -> None
 def sources_in(disk: store.LocalDisk, folder: Path) -> Sources:
     """The Python that the snapshot in a folder holds. ValueError if no run has written it."""
     has_code = CODE in store.inspect_folder(disk, folder).files
-    found = json_object(store.read_file_of(disk, folder, CODE, MOST_CODE)[1]) if has_code else {}
+    found = json_object(store.read_file(disk, folder, CODE, MOST_CODE)[1]) if has_code else {}
     for path, text in found.items():
         if not isinstance(text, str):
             raise ValueError(f"{CODE}: {path[:40]!a} is not a text")

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from stagerun.base.recipe import Schedule
 from stagerun.data import index
-from stagerun.data.indexing import build
-from stagerun.data.write import write_lmdb
 from stagerun.language.proto import caffe_pb2
 from stagerun.plan.rehearsal import synthetic_images, with_sources
+from stagerun.tools.data.indexing import build
+from stagerun.tools.data.new_lmdb import write_lmdb
 
 # Different pictures; records beyond that repeat them. Decoding takes as long, and an LMDB of this size stays in memory, which a
 # slow disk of real data would not.

@@ -1,49 +1,21 @@
-"""`stagerun completion`: what a shell needs in order to complete stagerun's words; and what it completes where a stage or a field of one is
-meant: `--only STAGE`, `--set STAGE.FIELD=VALUE`."""
+"""What a stage, or a field of one, may be called where a shell or an editor completes it: `--only STAGE`, `--set STAGE.FIELD=VALUE`."""
 
 from collections.abc import Iterable, Iterator
 
-import click
-from click.shell_completion import ShellComplete, get_completion_class
 from google.protobuf.descriptor import Descriptor
 
 from stagerun.base.errors import RecipeError
-from stagerun.command.options import argument, command
 from stagerun.language import files_in, stage_nodes, tree
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.stages import Node
 from stagerun.language.tree import SCHEDULE, SOLVER, is_message
 
-SHELLS = ("bash", "zsh", "fish")
-# What click's scripts lack: no space behind a word that goes on, `cyc2.` or `cyc2.base_lr=`. fish does so by itself.
-_OPEN = {
-    "bash": (
-        "            COMPREPLY+=($value)\n",
-        "            COMPREPLY+=($value)\n            [[ $value == *[.=] ]] && compopt -o nospace\n",
-    ),
-    "zsh": (
-        "        compadd -U -V unsorted -a completions\n",
-        "        compadd -U -V unsorted -- ${completions:#*[.=]}\n"
-        "        compadd -U -V unsorted -S '' -- ${(M)completions:#*[.=]}\n",
-    ),
-}
 
-
-@command()
-def completion(shell: str = argument("SHELL", type=click.Choice(SHELLS))) -> None:
-    """Prints the script with which bash, zsh or fish completes commands, options, their values, folders and files.
-
-    \b
-    bash  stagerun completion bash > ~/.local/share/bash-completion/completions/stagerun
-    zsh   stagerun completion zsh > ~/.zfunc/_stagerun   (with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc)
-    fish  stagerun completion fish > ~/.config/fish/completions/stagerun.fish
-    """
-    found = get_completion_class(shell)
-    assert found is not None
-    main = click.get_current_context().find_root().command
-    # Not the shell's own `source`, which starts bash to look at its version.
-    script = ShellComplete.source(found(main, {}, "stagerun", "_STAGERUN_COMPLETE"))
-    click.echo(script.replace(*_OPEN.get(shell, ("", ""))), nl=False)
+def words(folder: str, form: str, word: str) -> list[str]:
+    """What `word` may become where `form` stands for a stage, or for a field of one, of the schedule in a folder."""
+    if "." in form or "NAME" in form:
+        return _settings(folder, word, "=" if "=" in form else "")
+    return [name for name in stage_names(folder) if name.startswith(word)]
 
 
 def stage_names(folder: str) -> list[str]:
@@ -59,7 +31,7 @@ def names_of(nodes: Iterable[Node]) -> list[str]:
     return list(dict.fromkeys(name for node in nodes for name in (node.name, node.group) if name))
 
 
-def settings(folder: str, word: str, end: str) -> list[str]:
+def _settings(folder: str, word: str, end: str) -> list[str]:
     """What `word`, the beginning of a setting, may become: a stage or a field of the schedule, with a `.` where more has to follow, and
     `end` behind a whole name."""
     *path, last = word.split(".")

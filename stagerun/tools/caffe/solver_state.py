@@ -1,22 +1,23 @@
-"""What Caffe's solver remembered, in a stage that begins with its .solverstate (`solverstate`)."""
+"""What Caffe's solver remembered, in a stage that begins with its .solverstate (`solverstate`). The trunk finds it by `base.wings`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from stagerun.base import caffe_blobs
-from stagerun.base.caffe_file import Blob
 from stagerun.base.errors import DataError
-from stagerun.base.recipe import WEIGHTS_DIGEST, Model, Schedule, Solver, Stage, Weights
+from stagerun.base.recipe import WEIGHTS_DIGEST, Model, Solver, Stage, Weights
 from stagerun.base.text import count
 from stagerun.data.weights import data_of, find, read_state
 from stagerun.language.caffe_names import here, in_history, layers_of
 from stagerun.plan.transfer import Mistake
 from stagerun.schedule import slots_of
 from stagerun.system.files import mapped
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FIELD = "solverstate"
 _COUNT = "t"  # of Adam: Caffe has none, since it is the iteration
@@ -25,14 +26,14 @@ _COUNT = "t"  # of Adam: Caffe has none, since it is the iteration
 def _order_of(data: bytes | memoryview, path: Path, model: Model) -> tuple[str, ...]:
     """The network's names of what a history is of, one set after the other. `data`: the weights beside it, in `path`. DataError."""
     try:
-        if caffe_blobs.is_hdf5(data) and model.net is not None:
-            return in_history(layers_of(model))
-        if caffe_blobs.is_hdf5(data):
+        if not caffe_blobs.is_hdf5(data):
+            net = caffe_blobs.net_in(data)
+            names = here(model, caffe_blobs.shapes(net))
+            return tuple(names.get(name, name) for name in caffe_blobs.learnable(net))
+        if model.net is None:
             text = f"{path} is HDF5, which does not say in which order the history is"
             raise DataError(text, "let Caffe write the snapshot with `snapshot_format: BINARYPROTO`")
-        net = caffe_blobs.net_in(data)
-        names = here(model, caffe_blobs.shapes(net))
-        return tuple(names.get(name, name) for name in caffe_blobs.learnable(net))
+        return in_history(layers_of(model))
     except ValueError as error:
         raise DataError(f"{path}: {error}", "it is not a whole .caffemodel") from error
 
@@ -44,19 +45,16 @@ def mistakes_in(stage: Stage, weights: Weights) -> Iterator[Mistake]:
     assert state is not None
     if solver.lr_policy == "multistep":
         # Caffe looks once per iteration, or, SURFsara's, once per parameter: it may be one behind.
-        passed = {
-            sum(step < state.iter for step in solver.stepvalue),
-            sum(step <= state.iter for step in solver.stepvalue),
-        }
-        if state.current_step not in passed:
-            text = f"{weights.file} has passed {count(state.current_step, 'step')}, and by iteration {state.iter} the stage has {max(passed)}"
+        most = sum(step <= state.iter for step in solver.stepvalue)
+        if state.current_step not in (most, sum(step < state.iter for step in solver.stepvalue)):
+            passed = count(state.current_step, "step")
+            text = f"{weights.file} has passed {passed}, and by iteration {state.iter} the stage has {most}"
             yield Mistake(FIELD, text, "write the `stepvalue` of the solver that Caffe ran with")
     slots = history_slots(solver)
     n = len(_order_of(mapped(found.path), found.path, stage.model))
     if len(state.history) != n * len(slots):
-        text = (
-            f"{weights.file} remembers {count(len(state.history), 'blob')}, and type `{solver.type}` {n * len(slots)}"
-        )
+        blobs = count(len(state.history), "blob")
+        text = f"{weights.file} remembers {blobs}, and type `{solver.type}` {n * len(slots)}"
         why = f"the weights beside it have {count(n, 'blob')}, and `{solver.type}` remembers {len(slots)} of each"
         yield Mistake(FIELD, text, f"{why}: write the `type` of the solver that Caffe ran with")
 
@@ -66,18 +64,18 @@ def history_slots(solver: Solver) -> Sequence[str]:
     return [slot for slot in slots_of(solver.type, solver.momentum_form) if slot != _COUNT]
 
 
-def remember(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor]) -> None:
-    """Puts the history into what the solver remembers, `SLOT/PARAMETER`. Parameters that the stage has frozen are passed over. DataError."""
+def remember(stage: Stage, live: "Mapping[str, Tensor]") -> None:
+    """Put the history into what the solver remembers, `SLOT/PARAMETER`. Parameters that the stage has frozen are passed over. DataError."""
+    import torch
+
     weights, digest = stage.solver.start, stage.identity.get(WEIGHTS_DIGEST, "")
     assert weights is not None
     file = find(weights)
     assert file.state is not None
     state = read_state(file.state, weights.file, digest)
     names = _order_of(data_of(file, 0, digest), file.path, stage.model)
-    found: dict[str, Blob] = {}
-    for at, slot in enumerate(history_slots(stage.solver)):
-        for name, held in zip(names, state.history[at * len(names) :], strict=False):
-            found[f"{slot}/{name}"] = held
+    blobs = [f"{slot}/{name}" for slot in history_slots(stage.solver) for name in names]
+    found = dict(zip(blobs, state.history, strict=False))
     with torch.no_grad():
         for name, tensor in live.items():
             if name.startswith(f"{_COUNT}/"):

@@ -1,12 +1,13 @@
-"""`run --parallel N`: stages that don't wait for each other, side by side on one machine, each trained by one worker.
+"""Stages side by side, each trained by one worker.
 
 Each stage is trained as `run --only STAGE` does, by a process of its own in a folder below OUT/.parallel, which has what the stage starts
 from under a second name. So it has the bits that it has alone with as many threads. This process holds OUT: when a stage is done, or
-stopped, it takes over the lines of its log, then its snapshots and results (`stage_folder`). What is left at the end (ensembles, stretches
+stopped, it takes over the lines of its log, then its snapshots and results (`folder`). What is left at the end (ensembles, stretches
 that are trained once more) an ordinary run does.
 """
 
 import signal
+import subprocess
 import sys
 import time
 from contextlib import ExitStack
@@ -23,10 +24,10 @@ from stagerun.logs.log_file import LOG, JsonLines
 from stagerun.plan import Plan, PlannedStage, State
 from stagerun.plan.counting import lineage
 from stagerun.system.host import host_name
+from stagerun.tools.parallel.folder import last_lines, start_worker, take_over, take_over_stage
 from stagerun.train.keeper import Keeper, run_started
 from stagerun.train.options import RunOptions
 from stagerun.train.results import read_result
-from stagerun.train.stage_folder import StageWorker, start_worker, take_over, take_over_stage
 
 _LOOK_S = 0.1  # how often is looked who has ended, and for a request to stop
 
@@ -65,7 +66,7 @@ class _Run:
     keeper: Keeper
     stop: StopRequest
     log: JsonLines
-    workers: dict[str, StageWorker] = field(default_factory=dict)  # by the stage that each trains
+    workers: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)  # by the stage that each trains
     failed: list[tuple[int, str]] = field(default_factory=list)
     over: set[str] = field(default_factory=set)  # stages that ended here
     newest: str = ""  # the stage that was begun last
@@ -91,10 +92,10 @@ class _Run:
             if self.code is not None and not asked:
                 asked = True
                 for worker in self.workers.values():
-                    worker.process.terminate()
-            ended = [name for name, worker in self.workers.items() if worker.process.poll() is not None]
+                    worker.terminate()
+            ended = [name for name, worker in self.workers.items() if worker.poll() is not None]
             for name in ended:
-                self._ended(name, self.workers.pop(name))
+                self._ended(name, self.workers.pop(name).returncode)
             if ended and self.code is None:  # others may start from them
                 self._begin(self.keeper.plan())
             elif not ended:
@@ -142,29 +143,29 @@ class _Run:
         self.log(Note(text=f"stage `{stage.name}` is trained beside others, and is told of when it ends"))
         return True
 
-    def _ended(self, name: str, worker: StageWorker) -> None:
-        code, said = worker.process.returncode, worker.last_lines()
+    def _ended(self, name: str, code: int) -> None:
         if code == -signal.SIGTERM and self.code is not None:  # it was asked before it could listen
             code = ExitCode.SAVED
         self.over.add(name)
         try:
+            said = last_lines(self.keeper.out, name)
             self.keeper.require_held()
             take_over_stage(self.keeper, name)
         except StagerunError as error:  # the others are to be saved first; what is here the next run takes over
             self.failed.append((int(error.exit_code), error.render()))
             return
         own = self.keeper.inventory().of(name)
-        if code == ExitCode.DONE and own and (done := read_result(self.keeper.out, own[-1])) is not None:
-            top1 = "not evaluated" if done.top1 is None else f"top-1 {percent(done.top1)}"
-            iterations = count(done.iterations, "iteration")
-            say(f"stage {name}: {top1}, train loss {done.loss:.4g}, {iterations} in {done.train_seconds:.1f} s")
-        elif code == ExitCode.SAVED:
+        if code == ExitCode.SAVED:
             when = f"and saved after iteration {own[-1].iter}" if own else "before its first iteration"
             say(f"stage {name}: stopped {when}")
         elif code != ExitCode.DONE:
             ended = f"ended with exit code {code}" if code > 0 else "was killed"
             text = f"stage `{name}` {ended}; the same command goes on from its newest snapshot:"
             self.failed.append((code if code > 0 else int(ExitCode.PEER), "\n".join([text, *said])))
+        elif own and (done := read_result(self.keeper.out, own[-1])) is not None:
+            top1 = "not evaluated" if done.top1 is None else f"top-1 {percent(done.top1)}"
+            iterations = count(done.iterations, "iteration")
+            say(f"stage {name}: {top1}, train loss {done.loss:.4g}, {iterations} in {done.train_seconds:.1f} s")
 
     def last_event(self, code: int | None, seconds: float) -> RunFinished | Stopped | Failed:
         if self.failed:
@@ -178,3 +179,4 @@ class _Run:
         """Leave no worker. One that is at work here is so because this process failed: what it has saved is taken over later."""
         for worker in self.workers.values():
             worker.kill()
+            worker.wait()

@@ -6,17 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Collection
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 from stagerun import store
 from stagerun.command.options import arguments
 from stagerun.launch.folder import LAUNCHER_PID
-from stagerun.logs.log_file import LOG
+from stagerun.logs.log_file import LOG, Life, read_last_life
 from stagerun.store.errors import reporting
 from stagerun.store.side_folders import borrow, give_back
 from stagerun.system.files import LineFile
@@ -27,29 +25,13 @@ from stagerun.train.options import RunOptions
 
 FOLDER = ".parallel"
 MARK = ".stage"  # a file in each folder that is ours: nothing else is taken over, or deleted
+_SAID = "stderr"
 _TAIL = 12  # lines of a worker that failed which are shown
 # What a worker's log says of its own run, and the places that an index names.
 _NOT_TAKEN = {"RunStarted", "RunFinished", "Stopped", "Failed", "Indexed", "Renamed"}
 
 
-@dataclass(frozen=True, slots=True)
-class StageWorker:
-    process: "subprocess.Popen[bytes]"
-    said: IO[bytes]  # what it prints on standard error
-
-    def last_lines(self) -> list[str]:
-        """What it printed last; once, when it has ended."""
-        with self.said as file:
-            file.seek(0)
-            return file.read().decode(errors="replace").rstrip().splitlines()[-_TAIL:]
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.said.close()
-
-
-def start_worker(options: RunOptions, keeper: Keeper, stage: str, needed: Collection[str]) -> StageWorker:
+def start_worker(options: RunOptions, keeper: Keeper, stage: str, needed: Collection[str]) -> "subprocess.Popen[bytes]":
     """Start the process that trains the stage, in a folder with the snapshots `needed` under a second name. StorageError,
     PermissionDenied."""
     out, folder = keeper.out, keeper.out / FOLDER / stage
@@ -64,15 +46,25 @@ def start_worker(options: RunOptions, keeper: Keeper, stage: str, needed: Collec
         replace(options, out=str(folder), only=(stage,), retry=True),
         "folder", "overrides", "out", "only", "threads", "grace", "exact", "retry",
     )  # fmt: skip
-    with reporting("start a stage", folder):
-        said = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker
+    with reporting("start a stage", folder), (folder / _SAID).open("wb") as said:
         # A session of its own: Ctrl-C is for this process, which asks each worker once.
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, *program("stagerun"), "run", *same],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True,
             env={**os.environ, LAUNCHER_PID: str(os.getpid())},
         )  # fmt: skip
-    return StageWorker(process, said)
+
+
+def last_lines(out: Path, stage: str) -> list[str]:
+    """The end of what the stage's process printed on standard error."""
+    with reporting("read what a stage said", out):
+        return (out / FOLDER / stage / _SAID).read_text(errors="replace").rstrip().splitlines()[-_TAIL:]
+
+
+def last_lives(out: Path) -> dict[str, Life]:
+    """What the stages that are trained side by side have logged, by stage."""
+    stages = sorted(mark.parent for mark in (out / FOLDER).glob(f"*/{MARK}"))
+    return {stage.name: read_last_life(stage / LOG) for stage in stages}
 
 
 def take_over(keeper: Keeper) -> None:

@@ -1,46 +1,16 @@
 """The side file of an LMDB that someone else wrote: every record is read once, by several threads."""
 
-from collections import deque
-from collections.abc import Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
 from stagerun.base.errors import DataError
 from stagerun.base.text import count, first
+from stagerun.data.importing.engine import in_order
 from stagerun.data.index import Index, digest_of, printable
 from stagerun.data.records import LmdbSource
 from stagerun.data.rows import ROW, UNUSABLE, Look, index_of, look, parse
-
-T = TypeVar("T")
-
-# Items that one thread does in one go, so that handing over costs little, and goes ahead: memory is bounded by their product.
-_AT_ONCE, _AHEAD = 4, 3
-
-
-def in_order(make: Callable[[int], T], first: int, last: int, threads: int) -> Generator[T, None, None]:
-    """make(first), ..., make(last - 1), whoever is done first. An exception comes where its result would have come.
-
-    At most 12 results a thread are under way or waiting. Closing it waits for those in the making, no others are started. Threads
-    are enough: decoding, encoding, hashing and reading all let go of Python's lock.
-    """
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="images")
-    waiting: deque[Future[list[T]]] = deque()
-
-    def several(start: int) -> list[T]:
-        return [make(i) for i in range(start, min(last, start + _AT_ONCE))]
-
-    try:
-        for start in range(first, last, _AT_ONCE):
-            waiting.append(pool.submit(several, start))
-            if len(waiting) >= threads * _AHEAD:
-                yield from waiting.popleft().result()
-        while waiting:
-            yield from waiting.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

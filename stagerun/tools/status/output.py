@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stagerun import store
-from stagerun.base.errors import DataError, StagerunError, UsageError
+from stagerun.base.errors import StagerunError, UsageError
 from stagerun.base.recipe import Sampling, Schedule
 from stagerun.command.shared import output_folder
 from stagerun.data.weights import looked_at
@@ -18,14 +18,13 @@ from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.stored import read_foreign
 from stagerun.logs.log_file import LOG
 from stagerun.plan import Plan, make_plan
-from stagerun.store.layout import MANIFEST, snapshots_folder
+from stagerun.store.layout import snapshots_folder
 from stagerun.system.imports import with_imports
 from stagerun.train.keeper import ALL, Selection
 from stagerun.train.progress import MOST_RECIPE, RECIPE
 from stagerun.train.results import figures_file
 
 DISK = store.LocalDisk()
-_DATA_HINT = "give the folder of a schedule, or that of an LMDB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,39 +73,6 @@ def plan_of(schedule: Schedule, out: Path, asked: Selection = ALL) -> Plan:
     return make_plan(schedule, found, *asked)
 
 
-def is_schedule(folder: str) -> bool:
-    """Whether it is a schedule's; else it is an LMDB's. DataError if it isn't there, UsageError if it is neither."""
-    path = Path(folder)
-    if os.path.exists(path / SCHEDULE_FILE):
-        return True
-    if os.path.exists(path / "data.mdb"):
-        return False
-    if os.path.isdir(path):
-        raise UsageError(
-            f"{folder} is neither a schedule's folder (it has no {SCHEDULE_FILE}) nor an LMDB's (no data.mdb)",
-            _DATA_HINT,
-        )
-    if os.path.lexists(path):
-        raise UsageError(f"{folder}: is not a folder", _DATA_HINT)
-    raise DataError(f"{folder}: no such folder", _DATA_HINT)
-
-
-def elsewhere(target: Target) -> str:
-    """A hint where nothing is in the default output folder; '' where --out or an output folder was given."""
-    if target.folder is None:
-        return ""
-    return "\n  hint: `run` writes to out/NAME in the folder it is called in; name another one with --out"
-
-
-# -- snapshots and evaluations
-
-
-def stage_order(out: Path, inventory: store.Inventory) -> list[str]:
-    """Names of the stages as the recipe in the newest snapshot has them; none if it can't be read."""
-    recipe = newest_recipe(out, inventory)
-    return [stage.name for stage in recipe.stages] if recipe is not None else []
-
-
 def newest_recipe(out: Path, inventory: store.Inventory) -> Schedule | None:
     """The schedule that the newest snapshot was made from; None if it can't be read."""
     newest = newest_snapshot(inventory)
@@ -123,17 +89,9 @@ def recipe_of(out: Path, ref: store.SnapshotRef) -> Schedule | None:
 
 def recipe_text(out: Path, ref: store.SnapshotRef) -> str:
     """The canonical form of the schedule that a snapshot was made from. Damaged, ValueError where it can't be read."""
-    return store.read_file(DISK, out, ref.name, RECIPE, MOST_RECIPE).decode()
+    return store.read_file(DISK, snapshots_folder(out) / ref.name, RECIPE, MOST_RECIPE)[1].decode()
 
 
 def newest_snapshot(inventory: store.Inventory) -> store.SnapshotRef | None:
     """The one written last."""
     return max(inventory.snapshots, key=lambda ref: (ref.attempt, ref.serial, ref.iter), default=None)
-
-
-def written(out: Path, name: str) -> float | None:
-    """When a snapshot was written, by the file system, for people. None if it is gone meanwhile."""
-    try:
-        return (snapshots_folder(out) / name / MANIFEST).stat().st_mtime
-    except OSError:
-        return None

@@ -22,15 +22,16 @@ from stagerun.base.events import (
 )
 from stagerun.base.pace import DONE, STALE, TO_DO, Staleness, pace, progress_line, share, staleness_of
 from stagerun.base.snapshots import Inventory
+from stagerun.base.wings import wing
 from stagerun.logs.lines import warning_of
 from stagerun.logs.log_file import LOG, Life, read_last_life
 from stagerun.plan import Plan, State, make_plan
 from stagerun.plan.counting import under
-from stagerun.train.evaluated import Evaluation, ensembles, evaluations
+from stagerun.store.layout import MANIFEST, snapshots_folder
+from stagerun.tools.status.evaluated import Evaluation, ensembles, evaluations
+from stagerun.tools.status.output import DISK, Target, newest_recipe, newest_snapshot
 from stagerun.train.hours import TimeLeft
-from stagerun.train.output import DISK, Target, newest_recipe, newest_snapshot, written
 from stagerun.train.results import fruitless, standing
-from stagerun.train.stage_folder import FOLDER, MARK
 
 _LOOK_S = 0.25
 SILENT = 300  # seconds without a line in the log, after which a living run is said to be silent
@@ -41,11 +42,11 @@ class Progress:
     """Where training is, or was when it ended. What is measured is None before the first iteration of a process life."""
 
     stage: str
-    number: int
-    stages: int
-    iter: int
-    max_iter: int
-    iterations_left: int  # of all stages
+    number: int = 0
+    stages: int = 0
+    iter: int = 0
+    max_iter: int = 0
+    iterations_left: int = 0  # of all stages
     line: str
     epoch: float | None = None
     lr: float | None = None
@@ -136,20 +137,27 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
     run = life.run
     if state == "starting":
         life = Life()
-    newest = newest_snapshot(found)
+    snapshot = None
+    if (newest := newest_snapshot(found)) is not None:
+        snapshot = NewestSnapshot(name=newest.name, bytes=newest.bytes, written=written(out, newest.name))
     plan = make_plan(target.schedule, found) if target.schedule else None
     stored = None if plan else newest_recipe(out, found)
     whole = plan or (make_plan(stored, Inventory()) if stored else None)
     time_left = TimeLeft(whole, out) if whole else None
     inventory = plan.inventory if plan else under(found, life.names)  # under the names that the stages have now
-    beside = _side_by_side(out) if state in ("running", "killed", "failed") else {}
+    side_by_side = wing("tools.parallel.folder.last_lives")
+    beside: dict[str, Life] = {}  # what stages that are trained side by side have logged
+    if side_by_side is not None and state in ("running", "killed", "failed"):
+        beside = side_by_side(out)
     lives = (life, *beside.values())
     last = max((one.last for one in lives if one.last), key=lambda line: line[0], default=None)
-    at_work = tuple(_progress(one, time_left) or _starting(stage) for stage, one in beside.items())
+    starting = {stage: Progress(stage=stage, line=f"{stage}: starting") for stage in beside}
+    at_work = tuple(_progress(one, time_left) or starting[stage] for stage, one in beside.items())
     running = state == "running"
     progress = None if running and at_work else _progress(life, time_left)
     left = life.last[1].not_chosen if life.last and isinstance(life.last[1], RunFinished) else ()
     evaluated = evaluations(out, plan, life, inventory)
+    told = [(at, warning_of(event)) for one in lives for at, event in one.seen]
     return Status(
         state=state,
         schedule=target.schedule.name if target.schedule else run.schedule if run else out.name,
@@ -162,18 +170,11 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
         last_logged=last[0] if last else None,
         silent=running and last is not None and now - last[0] > SILENT,
         progress=progress,
-        snapshot=NewestSnapshot(name=newest.name, bytes=newest.bytes, written=written(out, newest.name))
-        if newest
-        else None,
+        snapshot=snapshot,
         evaluations=evaluated,
         stages=_marks(plan, run, evaluated, progress, at_work, left) if run else {},
         ensembles=ensembles(out, plan, life, inventory),
-        warnings=tuple(
-            Warned(time=at, text=text)
-            for one in lives
-            for at, event in one.seen
-            if (text := warning_of(event)) is not None
-        ),
+        warnings=tuple(Warned(time=at, text=text) for at, text in told if text is not None),
         beside=at_work if running else (),
         broken_off=() if running else at_work,
         unreadable_lines=life.unreadable,
@@ -184,16 +185,6 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
         gradients={event.stage: event.gradients for event in life.of(StageStarted) if event.gradients},
         not_chosen=left,
     )
-
-
-def _side_by_side(out: Path) -> dict[str, Life]:
-    """What the stages that are trained side by side have logged, by stage."""
-    stages = sorted(mark.parent for mark in (out / FOLDER).glob(f"*/{MARK}"))
-    return {stage.name: read_last_life(stage / LOG) for stage in stages}
-
-
-def _starting(stage: str) -> Progress:
-    return Progress(stage=stage, number=0, stages=0, iter=0, max_iter=0, iterations_left=0, line=f"{stage}: starting")
 
 
 def listen(out: Path, say: Callable[[str], None]) -> store.Holder | None:
@@ -211,14 +202,6 @@ def listen(out: Path, say: Callable[[str], None]) -> store.Holder | None:
             now = store.last_word(DISK, out)
             return now[0] if now is not None else None
     return None
-
-
-def _holder(out: Path) -> tuple[store.Holder | None, store.Holder | None]:
-    """Who holds the folder; else who may hold it, by a lease that only its next beat would prove alive."""
-    if (holder := store.holder(out)) is not None:
-        return holder, None
-    who, lives = store.last_word(DISK, out) or (None, False)
-    return (who, None) if lives else (None, who)
 
 
 def _state(out: Path, holder: store.Holder | None, life: Life) -> tuple[str, str, int | None]:
@@ -255,18 +238,23 @@ def _is_of(holder: store.Holder, out: Path, life: Life) -> bool:
 
 def _newest_life(out: Path) -> store.Life | None:
     """None also where it can't be read."""
-    return next((seen.life for seen in store.last_lives(DISK, out, 1)), None)
+    return next((life for life in store.last_lives(DISK, out, 1) if life.readable), None)
+
+
+def _holder(out: Path) -> tuple[store.Holder | None, store.Holder | None]:
+    """Who holds the folder; else who may hold it, by a lease that only its next beat would prove alive."""
+    if (holder := store.holder(out)) is not None:
+        return holder, None
+    who, lives = store.last_word(DISK, out) or (None, False)
+    return (who, None) if lives else (None, who)
 
 
 def _stuck(target: Target, found: Inventory) -> bool:
     """As `run` asks. Without a schedule it is that of the newest snapshot; without either what the last life started from must do."""
     if (schedule := target.schedule or newest_recipe(target.out, found)) is not None:
-        now = standing(DISK, target.out, schedule, found)
-    elif found.snapshots or (last := _newest_life(target.out)) is None:
-        return False
-    else:
-        now = last.newest
-    return bool(fruitless(DISK, target.out, now))
+        return bool(fruitless(DISK, target.out, standing(DISK, target.out, schedule, found)))
+    last = None if found.snapshots else _newest_life(target.out)
+    return last is not None and bool(fruitless(DISK, target.out, last.newest))
 
 
 def _progress(life: Life, time_left: TimeLeft | None) -> Progress | None:
@@ -310,7 +298,7 @@ def _progress(life: Life, time_left: TimeLeft | None) -> Progress | None:
 def _in_piece(piece: PieceStarted, life: Life, stages: Sequence[str]) -> Progress:
     last = life.retraced[-1] if life.retraced else None
     iter = last.iter if last else piece.iter
-    seconds = sum(e.seconds for e in life.retraced) / len(life.retraced) if last else None
+    pace = sum(e.seconds for e in life.retraced) / len(life.retraced) if last else None
     return Progress(
         stage=piece.stage,
         number=stages.index(piece.stage) + 1 if piece.stage in stages else 0,
@@ -321,7 +309,7 @@ def _in_piece(piece: PieceStarted, life: Life, stages: Sequence[str]) -> Progres
         line=f"{piece.stage} again, for {', '.join(piece.children)}  {iter}/{piece.until}",
         lr=last.lr if last else None,
         loss=last.loss if last else None,
-        seconds_left_in_stage=None if seconds is None else (piece.until - iter) * seconds,
+        seconds_left_in_stage=None if pace is None else (piece.until - iter) * pace,
     )
 
 
@@ -344,3 +332,18 @@ def _marks(
     if progress is not None and marks.get(progress.stage, DONE) not in (DONE, STALE):
         marks[progress.stage] = share(progress.iter, progress.max_iter)
     return marks | {one.stage: share(one.iter, one.max_iter or 1) for one in beside if one.stage in marks}
+
+
+def elsewhere(target: Target) -> str:
+    """A hint where nothing is in the default output folder; '' where --out or an output folder was given."""
+    if target.folder is None:
+        return ""
+    return "\n  hint: `run` writes to out/NAME in the folder it is called in; name another one with --out"
+
+
+def written(out: Path, name: str) -> float | None:
+    """When a snapshot was written, by the file system, for people. None if it is gone meanwhile."""
+    try:
+        return (snapshots_folder(out) / name / MANIFEST).stat().st_mtime
+    except OSError:
+        return None

@@ -12,7 +12,7 @@ from stagerun.plan.ensembles import EnsembleState
 from stagerun.train.results import planned_ensembles, read_ensemble, read_result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """The last one of a stage. `snapshot` is '' for one inside a stage."""
 
@@ -41,8 +41,9 @@ def evaluations(out: Path, plan: Plan | None, life: Life, inventory: Inventory) 
             continue
         newest = sorted(inventory.of(stage), key=lambda ref: (ref.attempt, ref.serial, ref.iter), reverse=True)
         results = (read_result(out, ref) for ref in ([ends[stage]] if stage in ends else newest))
-        if (result := next(filter(None, results), None)) is not None:
-            found.append(_of_result(result))
+        if (done := next(filter(None, results), None)) is not None:
+            scores = (done.top1, done.top5, done.test_loss, done.ema_top1, done.ema_top5, done.ema_test_loss)
+            found.append(Evaluation(done.stage, done.iterations, *scores, done.snapshot, done.beside))
     return tuple(found)
 
 
@@ -65,21 +66,6 @@ def _evaluation(tests: list[Tested], life: Life) -> Evaluation:
     others = [t for t in life.of(TestedBeside) if (t.stage, t.iter) == (stage, iter)]
     beside = tuple((t.val, t.top1, t.top5, t.loss, t.ema) for t in others)
     return Evaluation(stage=stage, iter=iter, beside=beside, **figures)
-
-
-def _of_result(result: StageFinished) -> Evaluation:
-    return Evaluation(
-        stage=result.stage,
-        iter=result.iterations,
-        top1=result.top1,
-        top5=result.top5,
-        loss=result.test_loss,
-        ema_top1=result.ema_top1,
-        ema_top5=result.ema_top5,
-        ema_loss=result.ema_test_loss,
-        snapshot=result.snapshot,
-        beside=result.beside,
-    )
 
 
 def ensembles(out: Path, plan: Plan | None, life: Life, inventory: Inventory) -> tuple[EnsembleTested, ...]:

@@ -1,6 +1,6 @@
 """Evaluate one snapshot in one process, on its validation images or any pictures: `stagerun eval` and `predict`."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -19,15 +19,15 @@ from stagerun.engine.images import Batch
 from stagerun.engine.losses import evaluation_loss, is_binary, probabilities
 from stagerun.language.nets import ignored_in
 from stagerun.system.lmdb_file import data_file
+from stagerun.tools.weights.stored import Stored, load_network
 from stagerun.train.images import default_loader_threads
-from stagerun.train.labels import Table, with_labels
-from stagerun.train.lone_snapshot import Stored, load_network
+from stagerun.train.labels import label_table, with_labels
 from stagerun.train.stage_loop import normalise_for
 
 DATA_HINT = "name the folder of an LMDB with --data"
 
-# The records of a batch by number, their labels int64 [N], and the logits [N, classes].
-Answered = Callable[[Sequence[int], Tensor, Tensor], None]
+# The labels of a batch, int64 [N], and its logits [N, classes].
+Answered = Callable[[Tensor, Tensor], None]
 
 # Shown while it goes on: batches done come out of it as they went in.
 Watch = Callable[[Iterable[Batch], int], Iterable[Batch]]
@@ -65,34 +65,29 @@ def score(
 
     `answered` sees each batch's answers. UsageError, DataError, ResumeRefused, PermissionDenied.
     """
-    solver, ignored = stored.stage.solver, ignored_in(stored.stage)
+    solver, ignored, val = stored.stage.solver, ignored_in(stored.stage), _val(stored, wanted)
     loader = _loader(stored, _records(stored, wanted), wanted, device)
-    val, several = _set(stored, wanted)
-    table: Table | None = None
-    if val is not None and several:
+    table: Tensor | None = None
+    if val is not None and val.labels is not None:
         if wanted.data is not None:
-            text = (
-                "--data: the images of this snapshot have several labels each, and those of another LMDB are not known"
-            )
-            raise UsageError(text, "name the folder of a schedule whose `val` has that LMDB and its `labels`")
-        table = Table(loader.records, val, stored.stage.model.num_classes, device, SoloComm())
-    asked = _cut(
-        min(wanted.most or len(loader.records), len(loader.records)), wanted.batch or solver.test_batch_size, solver
-    )
+            text = "the images of this snapshot have several labels each, and those of another LMDB are not known"
+            hint = "name the folder of a schedule whose `val` has that LMDB and its `labels`"
+            raise UsageError(f"--data: {text}", hint)
+        table = label_table(loader.records, val, stored.stage.model.num_classes, device, SoloComm())
+    images = min(wanted.most or len(loader.records), len(loader.records))
+    asked = _cut(images, wanted.batch or solver.test_batch_size, solver)
     loader.preflight()
     network = _network(stored, wanted, device)
     measure = Measure(network.normalise, evaluation_loss(solver), ignored)
 
     def seen(batch: Batch) -> Tensor:
         logits = found = network(batch)
-        if answered is not None and not several:
+        if answered is not None and table is None:
             labels = network.normalise.labels(batch.labels)
-            records = [loader.record(int(position)) for position in batch.positions]
             if ignored.accuracy is not None:
                 counts = labels != ignored.accuracy
-                records = [record for record, kept in zip(records, counts.tolist(), strict=True) if kept]
                 labels, found = labels[counts], logits[counts]
-            answered(records, labels, found)
+            answered(labels, found)
         return logits
 
     with _memory_explained(max(n for _, n in asked)), loader.stream(asked) as batches:
@@ -133,45 +128,42 @@ def _memory_explained(images: int) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise UsageError(
-            f"out of memory on the GPU with {images} images at a time", "give a smaller --device-batch"
-        ) from error
+        text = f"out of memory on the GPU with {images} images at a time"
+        raise UsageError(text, "give a smaller --device-batch") from error
 
 
 def _cut(images: int, size: int, solver: Solver) -> list[tuple[int, int]]:
-    """Return (first, count) of the forward passes, of at most `size` images, each of one shape if they are rectangular.
-
-    UsageError where they can't be so many.
-    """
-    of_one_shape = solver.test_batch_size if solver.test_transform.rectangular else images
-    if size > of_one_shape and solver.test_transform.rectangular:
-        raise UsageError(
-            f"--device-batch {size}: the evaluation is `rectangular`, and no more than test_batch_size, {of_one_shape}, images "
-            "are of one shape",
-            f"give at most {of_one_shape}, or leave it out",
-        )
+    """Return (first, count) of the forward passes, of at most `size` images, each of one shape if they are rectangular: UsageError where
+    so many are not."""
+    alike = images
+    if solver.test_transform.rectangular:
+        alike = solver.test_batch_size
+        if size > alike:
+            text = (
+                f"the evaluation is `rectangular`, and no more than test_batch_size, {alike}, images are of one shape"
+            )
+            raise UsageError(f"--device-batch {size}: {text}", f"give at most {alike}, or leave it out")
     asked = []
-    for begin in range(0, images, of_one_shape):
-        end = min(begin + of_one_shape, images)
+    for begin in range(0, images, alike):
+        end = min(begin + alike, images)
         asked += [(first, min(size, end - first)) for first in range(begin, end, size)]
     return asked
 
 
-def _set(stored: Stored, wanted: Wanted) -> tuple[Source | None, bool]:
-    """Return the recipe's validation set, if any, and whether its images have several labels each (in a file)."""
-    val = next(iter(stored.stage.data.val[wanted.val :]), None)
-    return val, val is not None and val.labels is not None
+def _val(stored: Stored, wanted: Wanted) -> Source | None:
+    """The recipe's validation set, if any."""
+    return next(iter(stored.stage.data.val[wanted.val :]), None)
 
 
 def _loader(stored: Stored, records: Records, wanted: Wanted, device: torch.device) -> Loader:
-    stage, (_, numbered) = stored.stage, _set(stored, wanted)
+    val, five_crops = _val(stored, wanted), wanted.views is Views.TEN_CROP
+    numbered = val is not None and val.labels is not None
     threads = default_loader_threads(device.type, torch.get_num_threads())
-    five_crops = wanted.views is Views.TEN_CROP
-    return evaluation_loader(records, stage, threads=threads, numbered=numbered, five_crops=five_crops)
+    return evaluation_loader(records, stored.stage, threads=threads, numbered=numbered, five_crops=five_crops)
 
 
 def _records(stored: Stored, wanted: Wanted) -> LmdbSource:
-    (val, _), name = _set(stored, wanted), stored.ref.name
+    val, name = _val(stored, wanted), stored.ref.name
     path = wanted.data if wanted.data is not None else stored.schedule.lmdb(val) if val is not None else None
     if path is None:
         raise UsageError(f"the recipe of snapshot {name} has no validation images (data.val)", DATA_HINT)

@@ -1,0 +1,122 @@
+"""What exchanges of this wing have in common: their bytes are compared with those of plain gradients, and each rank holds vectors of its own, one
+for each of its senders or replicas, of which a snapshot has all."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from stagerun.base.errors import ResumeRefused
+from stagerun.base.recipe import Determinism, Solver
+from stagerun.comm import Comm, dense_bytes
+from stagerun.engine.codec import Packed, decode
+from stagerun.engine.state import TrainState
+from stagerun.engine.update import TAIL
+from stagerun.train.agreement import rank0
+from stagerun.train.context import StageRun
+from stagerun.train.exchange import Exchange
+from stagerun.wire.values import sending
+
+Tensors = dict[str, Tensor]
+NEEDED = "the residuals or replicas of all workers"
+
+
+class Measured(Exchange):
+    """An exchange whose bytes are compared with those of gradients that go as they are."""
+
+    def __init__(self, state: TrainState, solver: Solver, determinism: Determinism, comm: Comm) -> None:
+        super().__init__(state, solver, determinism, comm)
+        tensors, tail = [p.tensor for p in state.solver.parameters], state.statistics.n + TAIL
+        elements, element_size = sum(t.numel() for t in tensors), tensors[0].element_size()
+        self.dense_bytes = dense_bytes(determinism, elements, element_size, comm.size, solver.logical_workers, tail)
+
+    def words(self, images: int) -> str:
+        return sending(self.solver, images)
+
+
+class Holding(Measured):
+    """`owners`: of each vector, the rank whose copy counts. A snapshot has all vectors in `file`, and beside them what is `common` to all ranks."""
+
+    file: str
+    field: str  # of the solver, which asks for it
+    owners: Sequence[int] = ()
+    packed: Packed | None = None
+
+    def in_file(self) -> Tensors:
+        """Tensors with the names, shapes and types of the file's; none where a snapshot needs none."""
+        raise NotImplementedError
+
+    def common(self) -> Tensors:
+        """The live tensors, by their names in the file."""
+        raise NotImplementedError
+
+    def vector(self, number: int) -> Tensor:
+        """The vector, or room for that of another rank."""
+        raise NotImplementedError
+
+    def parts(self, number: int, vector: Tensor, file: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each part of a vector, and its place among the tensors of a file."""
+        raise NotImplementedError
+
+    def heard(self, number: int, vector: Tensor) -> None:
+        """`gather` has a vector as its owner holds it."""
+
+    def take(self, number: int, vector: Tensor) -> None:
+        """`restore` has a vector from the snapshot."""
+
+    @torch.no_grad()
+    def gather(self, keep: bool) -> Mapping[str, memoryview]:
+        like = self.in_file()
+        if not like:
+            self.packed = None
+            return {}
+        if keep and self.packed is None:
+            self.packed = Packed(like, next(iter(like.values())).device.type == "cuda")
+        tensors = self.packed.tensors if keep and self.packed is not None else {}
+        for number, owner in enumerate(self.owners):
+            vector = self.vector(number)
+            self.comm.broadcast(vector, owner)
+            self.heard(number, vector)
+            for part, place in self.parts(number, vector, tensors) if tensors else ():
+                place.copy_(part)
+        for name, tensor in self.common().items() if tensors else ():
+            tensors[name].copy_(tensor)
+        return {self.file: self.packed.data} if self.packed is not None and tensors else {}
+
+    @torch.no_grad()
+    def restore(self, run: StageRun, fitted: Callable[[Tensors], Tensors]) -> None:
+        """Take all from the snapshot. `fitted` gives a file's tensors as this stage has them; ValueError if it can't. Collective; ResumeRefused
+        for those of another network or of other settings."""
+        saved: Tensors = {}
+
+        def read() -> None:
+            assert run.files is not None and run.planned.start is not None
+            try:
+                if self.file not in run.files:
+                    raise ValueError(f"it has no {self.file}")
+                saved.update(fitted(decode(run.files[self.file])))
+            except ValueError as error:
+                text = f"snapshot {run.planned.start.name} does not fit the `{self.field}` of stage `{run.stage.name}`: {error}"
+                hint = f"it was made with another `{self.field}`; take `--redo` for the stage, or another --out"
+                raise ResumeRefused(text, hint) from error
+
+        rank0(self.comm, read)
+        for number in range(len(self.owners)):
+            vector = self.vector(number)
+            for part, place in self.parts(number, vector, saved) if saved else ():
+                part.copy_(place)
+            self.comm.broadcast(vector)
+            self.take(number, vector)
+        for name, tensor in self.common().items():
+            whole = (saved[name].to(tensor) if saved else tensor).contiguous()
+            self.comm.broadcast(whole)
+            tensor.copy_(whole)
+
+
+def require_alike(saved: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
+    """ValueError naming the first tensor that isn't as in `like`, or not finite."""
+    for name in sorted(like.keys() | saved.keys()):
+        found, wanted = saved.get(name), like.get(name)
+        sound = found is not None and wanted is not None and found.is_floating_point() and found.shape == wanted.shape
+        if found is None or not sound or not bool(torch.isfinite(found).all()):
+            raise ValueError(f"`{name}` is missing, or not as this stage has it")
