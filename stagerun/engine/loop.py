@@ -1,4 +1,4 @@
-"""The training loop of one stage: a generator of events that one reads from top to bottom."""
+"""The training loop of one stage: a generator of events."""
 
 import time
 from collections import deque
@@ -35,15 +35,15 @@ class StageLoop:
     test_interval: int
     arithmetic: Arithmetic
     branch_points: frozenset[int] = frozenset()  # iterations that other stages start from
-    is_piece: bool = False  # `max_iter` is not the stage's end, and the stage itself has passed there
+    is_piece: bool = False  # `max_iter` is not the stage's end; the stage itself continued past it
     on_nan: OnNan = OnNan.STOP
     max_nan: int = 1
     tests_first: bool = False  # an evaluation comes before the snapshot of its iteration, since it may end the stage
-    plateau: Solver | None = None  # of lr_policy `plateau`: `knobs` then takes the drops that the loss has brought, too
+    plateau: Solver | None = None  # of lr_policy `plateau`: `knobs` then also takes the number of drops
 
 
 def due(iter: int, every: int, last: int) -> bool:
-    """Return whether something with an interval is due after `iter` updates; never at `last`, where the stage's end sees to it."""
+    """Return whether something with an interval is due after `iter` updates; never at `last`, which the end of the stage handles."""
     return every > 0 and iter % every == 0 and iter != last
 
 
@@ -57,16 +57,16 @@ def train(
 ) -> Iterator[Iterated | NotFinite | Synchronised | SnapshotDue | TestDue | Stopped | Note]:
     """Train `state` from `state.iter` to `loop.max_iter` updates. Collective; every rank yields the same events.
 
-    `batches` are the device batches of this rank, from the present position on. `stop` is asked on each rank once per
+    `batches` are the device batches of this rank, from the current position. `stop` is asked on each rank once per
     iteration; the answers travel with the gradients, so that all ranks stop after the same update.
-    When the loss or a gradient is not finite, NotFinite comes in the place of Iterated, on every rank, and the weights are those
-    before the update. Then with `on_nan: STOP`, or where it has come once too often, Diverged; with SKIP the iteration counts; with
-    ROLLBACK the loop is over: the caller goes back. There it may also come after the Iterated, with `state` spoiled.
+    When the loss or a gradient is not finite, NotFinite replaces Iterated on every rank, and the weights are those before the update.
+    `on_nan: STOP`, or more than `max_nan` failures, raises Diverged; SKIP counts the iteration; ROLLBACK ends the loop, and the caller
+    goes back. With ROLLBACK, NotFinite may also follow Iterated, and `state` is then not finite.
 
-    `left` says in how many seconds an iteration must be done that is asked to stop after; None: in any number. An iteration that
-    would take longer is broken off, and Stopped comes in the place of Iterated.
+    `left`: seconds in which the current iteration must be done once a stop is asked for; None: no limit. An iteration that would take longer
+    is abandoned, and Stopped replaces Iterated.
     """
-    recent = deque[float](maxlen=5)  # seconds of the last iterations in this process life
+    recent = deque[float](maxlen=5)  # seconds of the last iterations in this process
     yield from overdue(loop, state)
     while state.iter < loop.max_iter and not state.best.ended:
         started, before = time.monotonic(), state.plateau
@@ -90,11 +90,11 @@ def train(
             yield iterated(loop, state.iter, outcome, knobs, seconds)
             if outcome.met is not None:
                 yield Synchronised(stage=loop.stage, iter=state.iter, bytes=outcome.met, iterations=0, sent_bytes=0)
-            # A test may end the stage, and then is followed by its last snapshot.
+            # If an evaluation ends the stage, its last snapshot follows.
             ends = saves(loop, state.iter)
             if loop.on_nan is OnNan.ROLLBACK and (ends or outcome.stop) and not finite(state):
-                # The update overflowed. Where a snapshot is due it has failed; elsewhere the next loss will show it, as it does in a
-                # run that no one stops: this one stops after that.
+                # The update overflowed. If a snapshot is due, fail now. Otherwise do one more iteration, whose loss will show it, and
+                # stop after that: the bits are then those of a run that no one stops.
                 if not ends:
                     continue
                 failed = _failed(loop, state, _OVERFLOWED, knobs, seconds, state.iter - 1)
@@ -107,7 +107,9 @@ def train(
             if failed.done == OnNan.ROLLBACK.value:
                 return
             if state.iter == loop.max_iter and state.skips_in_all >= state.iter and not loop.is_piece:
-                raise all_skipped(loop.stage, state.iter)  # before a stop, which would save it as finished
+                raise all_skipped(
+                    loop.stage, state.iter
+                )  # checked before a stop, which would save the stage as finished
         if outcome.stop:
             yield Stopped(stage=loop.stage, iter=state.iter, reason="asked to stop")
             return
@@ -122,8 +124,8 @@ def overdue(loop: StageLoop, state: TrainState) -> Iterator[TestDue]:
 
 
 def whats_due(loop: StageLoop, state: TrainState) -> Iterator[SnapshotDue | TestDue]:
-    """The snapshot first, which is then written behind the evaluation: a kill in there repeats an evaluation, not training. Where the
-    evaluation may end the stage it comes before: the stage's last snapshot says so, and there is one of each iteration."""
+    """The snapshot first, which is then written in the background during the evaluation: a kill repeats the evaluation, not training. An
+    evaluation that may end the stage comes before: its last snapshot must record that, and each iteration has only one."""
     tests = due(state.iter, loop.test_interval, loop.max_iter)
     if tests and loop.tests_first:
         yield TestDue(stage=loop.stage, iter=state.iter)
@@ -158,13 +160,13 @@ def iterated(loop: StageLoop, iter: int, outcome: Outcome, knobs: Knobs, seconds
 
 
 def saves(loop: StageLoop, iter: int) -> bool:
-    """Return whether there may be a snapshot after `iter` updates besides those of stops: where one is due, and after an evaluation that may
-    end the stage."""
+    """Return whether a snapshot may be taken after `iter` updates, apart from those of stops: where one is due, and after an evaluation that
+    may end the stage."""
     return snapshot_due(loop, iter) or (loop.tests_first and due(iter, loop.test_interval, loop.max_iter))
 
 
 def snapshot_due(loop: StageLoop, iter: int) -> bool:
-    """Return whether a snapshot is due after `iter` updates, that of the stage's end included."""
+    """Return whether a snapshot is due after `iter` updates, including the one at the stage's end."""
     return iter in loop.branch_points or iter == loop.max_iter or due(iter, loop.snapshot, loop.max_iter)
 
 
@@ -174,7 +176,7 @@ def _failed(loop: StageLoop, state: TrainState, what: str, knobs: Knobs, seconds
 
 
 def failed(loop: StageLoop, number: int, what: str, knobs: Knobs, seconds: float, iter: int) -> NotFinite:
-    """The event for the update after `iter` updates, the `number`-th that failed by what `on_nan` counts."""
+    """The event for the update after `iter` updates, the `number`-th failure, as `on_nan` counts them."""
     return NotFinite(
         stage=loop.stage,
         iter=iter,
@@ -206,7 +208,7 @@ def _update(
     stop: Callable[[], bool],
     hopeless: Callable[[int], bool],
 ) -> tuple[Outcome, Knobs]:
-    """Do one update; return its outcome, and the rates it was done with, or would have been."""
+    """Do one update; return its outcome, and the rates that it was, or would have been, done with."""
     solver, iter, now = loop.plateau, state.iter, state.plateau
     move = partial(update, state) if state.exchange is None else state.exchange.update
     if solver is None:
@@ -219,7 +221,7 @@ def _update(
         return loop.knobs(iter, now.drops)
 
     outcome = move(pieces, following, reducer, loop.arithmetic, stop, hopeless)
-    # With the weights, and not before: a snapshot after an update that failed holds the one before it.
+    # Together with the weights: a snapshot after a failed update holds the state before it.
     if not outcome.wrong:
         state.plateau = now
     return outcome, loop.knobs(iter, now.drops)

@@ -4,11 +4,11 @@
         rank 0 decides from what is on disk what comes next (`next_step`)
         every rank does it: trains a stage, evaluates one, or evaluates an ensemble
 
-Every worker runs this same code, on its share of each batch. "Collective" marks a function that all ranks call together: each waits there
-for the others. Only rank 0 has a `keeper`, which reads and writes the output folder; the other ranks receive its decisions.
+Every worker runs this same code, on its share of each batch. "Collective" marks a function that all ranks call together: each waits in it
+for the others, so a branch around one goes the same way on all ranks. Only rank 0 has a `keeper`, which reads and writes the output folder; the other ranks receive its decisions.
 
-A killed run leaves complete snapshots, and nothing else that counts. The next run decides from them as this one does before each stage, so
-resuming needs no code of its own.
+A killed run leaves complete snapshots and results, and nothing else that a later run relies on. That one decides from them as this one does
+before each stage, so resuming needs no code of its own.
 """
 
 import time
@@ -34,18 +34,18 @@ from stagerun.train.stage import train_stage
 
 
 def run(context: Context) -> Iterator[Event]:
-    """Run what is not yet done. Collective; the keeper is opened, on rank 0 alone. Ends after Stopped or RunFinished.
+    """Run what is not yet done. Collective. `context.keeper` is open on rank 0, and None on the others. Ends after Stopped or RunFinished.
 
-    Whatever takes long polls `context.stop`; with a grace period an iteration that can't be finished in time is broken off. A replay ends
-    where its record ends. ResumeRefused where `context.exact` asks for bits that can't be promised.
+    All long operations poll `context.stop`; with a grace period, an iteration that can't be finished in time is abandoned. A replay of a
+    recorded `method: ASYNC` ends where its record ends. ResumeRefused where `context.exact` demands bits that can't be promised.
 
-    Errors concern all ranks: one of them raises the error, the others ToldByAnother or PeerError.
+    If one rank raises an error, the others raise ToldByAnother, or PeerError where it didn't come to tell them.
     """
     began, comm, keeper, trained = time.monotonic(), context.comm, context.keeper, False
     require_same_schedule(comm, context.world, context.schedule)
     context.others = other_machines(comm, context.device)
     if keeper is not None:
-        context.schedule = keeper.schedule  # which knows the images: rank 0 plans, promises and writes
+        context.schedule = keeper.schedule  # it knows the images, which only rank 0 has looked at: it plans and writes
     with context.open_images():
         yield from _opening(context)
         while True:
@@ -56,8 +56,8 @@ def run(context: Context) -> Iterator[Event]:
                 break
             why_stop = "asked to stop" if anyone(comm, context.stopping.asked) else ""
             if not why_stop and not context.images.looked_at:
-                why_stop, others = yield from _open_images(context)
-                if others:
+                why_stop, plan_again = yield from _open_images(context)
+                if plan_again:
                     continue
             if why_stop:
                 stage, iter = step.begins_at
@@ -82,7 +82,7 @@ def _do(context: Context, step: Step) -> Iterator[Event]:
         yield from test_ensemble(step)
         return
     planned = step.planned
-    # A GPU may be too small for the weights alone, too.
+    # A GPU may be too small even for the weights.
     with explained(step.stage.solver.device_batch_size):
         if planned.state is not State.DONE:
             yield from train_stage(step)
@@ -99,7 +99,7 @@ def _do(context: Context, step: Step) -> Iterator[Event]:
 def _open_images(context: Context) -> Generator[Note, None, tuple[str, bool]]:
     """Import images that are still folders, copy them to scratch disks, and open them. Collective.
 
-    Return why to stop, '' if nobody asked to; and whether the images differ from those that rank 0 planned with: then plan again."""
+    Return why to stop ('' if nobody asked to), and whether to plan again, because the images differ from those that rank 0 planned with."""
     images, comm, world, keeper = context.images, context.comm, context.world, context.keeper
     if (yield from images.imported(comm, context.stop)):
         return "asked to stop while the images were imported; the import goes on where it was", False

@@ -1,17 +1,19 @@
 """One stage on one worker.
 
     start       the state comes from a snapshot, or the seed (`start_stage`)
-    train       for event in the engine's loop: an update was done, a snapshot or an evaluation is due, the run is asked to stop
-                    each hook sees the event in turn (`hooks_of`): these are the features of a stage
+    train       for event in the engine's loop: update done, snapshot or evaluation due, stop requested
+                    each hook sees the event in turn (`hooks_of`); each hook is one feature of a stage
     save        the last snapshot is on disk before the stage is evaluated
-    evaluate    the result is written beside it (`finish_stage`)
+    evaluate    the result is written to OUT/results (`finish_stage`)
 
-All workers do this together, and yield the same events but for what rank 0 alone knows. Every rank has every hook; only rank 0 writes to
-disk. If a worker is killed, the others notice (PeerError), rank 0 saves what it can, and the run ends; the next run starts the stage again
-from its newest snapshot.
+All workers do this together, and yield the same events except those that only rank 0 can know. Every rank has every hook; only rank 0 writes
+to disk. If another worker is killed, rank 0 notices (PeerError), saves the state after the last whole update, and the run ends; if rank 0
+is killed, what came after the newest snapshot is lost. The next run resumes the stage from that. If the last snapshot is there and the
+result isn't, it only evaluates.
 
-To do something at each iteration, snapshot or evaluation, write a hook: a class whose `on` looks for Iterated, SnapshotWritten or Evaluated
-(`hooks.Hook`). Then put it into the list of `hooks_of`, behind the hook whose events it wants to see.
+To do something at each iteration, or each evaluation inside a stage, write a hook: a class whose `on` looks for Iterated or Evaluated
+(`hooks.Hook`). Put it into the list of `hooks_of`, after the hook whose events it wants to see. The evaluation at the end of a stage passes
+no hook: what concerns each evaluation belongs in `hooks.evaluations.evaluate_state`, which makes them all.
 """
 
 from collections.abc import Generator, Iterator
@@ -36,8 +38,8 @@ from stagerun.train.stage_start import Started, start_stage
 
 
 def train_stage(run: StageRun) -> Iterator[Event]:
-    """Train the rest of the stage, and evaluate it; of a piece train the stretch that is asked for, without an evaluation. Collective; ends
-    early after a Stopped."""
+    """Train the rest of the stage, and evaluate it. Of a piece (a stretch that is trained once more, for a snapshot that is gone) train only
+    that stretch. Collective; ends early after a Stopped."""
     while (failed := (yield from _train(run))) is not None:
         run = yield from go_back(run, failed)  # `on_nan: ROLLBACK`
 
@@ -46,12 +48,12 @@ def hooks_of(run: StageRun, started: Started, proofs: Proofs, snapshots: Snapsho
     """In the order in which they see an event."""
     state, profile = started.state, run.worker.profile
     hooks: list[Hook] = [
-        Counted(run),  # losses and seconds; and the monitor sees that the worker lives
+        Counted(run),  # losses and seconds; a heartbeat for the monitor
         proofs,
         Evaluations(run, state),
-        EarlyStop(run, state),  # by an evaluation
-        snapshots,  # after the evaluation that may end the stage, or be stopped
-        Reported(run),  # what the log sees of the events
+        EarlyStop(run, state),  # decides on evaluations
+        snapshots,  # after evaluations: one may end the stage, or be interrupted
+        Reported(run),  # turns events into those of the log
     ]
     if profile is not None and not run.stage.solver.asynchronous:
         hooks.insert(0, profile)
@@ -59,8 +61,7 @@ def hooks_of(run: StageRun, started: Started, proofs: Proofs, snapshots: Snapsho
 
 
 def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
-    """Train to the stage's end. Return the iteration that failed, if the stage is to go back to a snapshot for it; else None, also after a
-    Stopped."""
+    """Train to the stage's end. Return the failure that asks for a rollback, otherwise None (also after a Stopped)."""
     comm, images = run.worker.comm, run.worker.images
     comm.pulse.enter(Section.START)
     started = yield from start_stage(run)
@@ -70,7 +71,7 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     proofs = Proofs(run, state, started.loop)
     snapshots = Snapshots(run, started, proofs)
     hooks = hooks_of(run, started, proofs, snapshots)
-    run.files = None  # the state has what was in them
+    run.files = None  # the state was made from them
     try:
         resident = yield from images_on_device(run)
         comm.pulse.stage(run.stage.name, state.iter, run.stage.solver.compile)
@@ -82,17 +83,17 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
                     return event
                 for seen in pass_through(hooks, event):
                     yield seen
-                    if isinstance(seen, Stopped):  # all is saved
+                    if isinstance(seen, Stopped):  # everything is saved
                         return None
                 yield from images.copied(comm)
         last_snapshot = yield from snapshots.save()
-    except (DataError, StorageError, PermissionDenied, PeerError, UsageError):  # the last is a memory that is too small
+    except (DataError, StorageError, PermissionDenied, PeerError, UsageError):  # UsageError: out of memory
         yield from snapshots.rescue()
         raise
     finally:
-        for _ in snapshots.wait():
+        for _ in snapshots.wait():  # whoever left early has no use for the events
             pass
-        state.exchange = None  # each holds the other, and with it the memory of a GPU
+        state.exchange = None  # a cycle, which would keep the memory of a GPU
     yield from images.copied(comm, all_nodes=True)
     if not run.is_piece and run.last == run.planned.last:
         yield from finish_stage(run, state, last_snapshot)
