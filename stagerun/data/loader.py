@@ -97,10 +97,6 @@ class Loader:
         """
         return Stream(self, requests)
 
-    def record(self, position: int) -> int:
-        """The number of the record that an evaluation has at a position."""
-        return position
-
     def plan(self, position: int, count: int) -> Job:
         """The batch of `count` images from `position` on, still empty. For `Stream`."""
         positions = np.arange(position, position + count, dtype=np.int64)

@@ -5,7 +5,8 @@
         every rank does it: trains a stage, evaluates one, or evaluates an ensemble
 
 Every worker runs this same code, on its share of each batch. "Collective" marks a function that all ranks call together: each waits in it
-for the others, so a branch around one goes the same way on all ranks. Only rank 0 has a `keeper`, which reads and writes the output folder; the other ranks receive its decisions.
+for the others, so a branch around one goes the same way on all ranks. Only rank 0 has a `keeper`, which reads and writes the output
+folder; the other ranks receive its decisions.
 
 A killed run leaves complete snapshots and results, and nothing else that a later run relies on. That one decides from them as this one does
 before each stage, so resuming needs no code of its own.
@@ -36,8 +37,8 @@ from stagerun.train.stage import train_stage
 def run(context: Context) -> Iterator[Event]:
     """Run what is not yet done. Collective. `context.keeper` is open on rank 0, and None on the others. Ends after Stopped or RunFinished.
 
-    All long operations poll `context.stop`; with a grace period, an iteration that can't be finished in time is abandoned. A replay of a
-    recorded `method: ASYNC` ends where its record ends. ResumeRefused where `context.exact` demands bits that can't be promised.
+    Long operations poll `context.stop`; with a grace period, an iteration that can't be finished in time is abandoned. A replay (of
+    `method: ASYNC`) ends where its record ends. ResumeRefused where `context.exact` demands bits that can't be promised.
 
     If one rank raises an error, the others raise ToldByAnother, or PeerError where it didn't come to tell them.
     """

@@ -7,9 +7,8 @@
     evaluate    the result is written to OUT/results (`finish_stage`)
 
 All workers do this together, and yield the same events except those that only rank 0 can know. Every rank has every hook; only rank 0 writes
-to disk. If another worker is killed, rank 0 notices (PeerError), saves the state after the last whole update, and the run ends; if rank 0
-is killed, what came after the newest snapshot is lost. The next run resumes the stage from that. If the last snapshot is there and the
-result isn't, it only evaluates.
+to disk. If another worker is killed, rank 0 notices (PeerError), saves the state after the last update, and the run ends; if rank 0 is killed,
+what came after the newest snapshot is lost. The next run resumes the stage from that; with the last snapshot there, it only evaluates.
 
 To do something at each iteration, or each evaluation inside a stage, write a hook: a class whose `on` looks for Iterated or Evaluated
 (`hooks.Hook`). Put it into the list of `hooks_of`, after the hook whose events it wants to see. The evaluation at the end of a stage passes
@@ -38,8 +37,8 @@ from stagerun.train.stage_start import Started, start_stage
 
 
 def train_stage(run: StageRun) -> Iterator[Event]:
-    """Train the rest of the stage, and evaluate it. Of a piece (a stretch that is trained once more, for a snapshot that is gone) train only
-    that stretch. Collective; ends early after a Stopped."""
+    """Train the rest of the stage, and evaluate it. Of a piece (a stretch trained once more, for a snapshot that is gone) only that stretch.
+    Collective; ends early after a Stopped."""
     while (failed := (yield from _train(run))) is not None:
         run = yield from go_back(run, failed)  # `on_nan: ROLLBACK`
 
