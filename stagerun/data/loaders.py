@@ -148,9 +148,6 @@ class RectangularLoader(Loader):
         self._by_shape = np.argsort(ratios, kind="stable")
         self._ratios = ratios[self._by_shape]
 
-    def record(self, position: int) -> int:
-        return int(self._by_shape[position])
-
     def plan(self, position: int, count: int) -> Job:
         """ValueError for images of two of the batches."""
         first = position - position % self._batch_size
