@@ -38,7 +38,7 @@ def batch_norm_names(model: nn.Module) -> frozenset[str]:
     return frozenset(
         statistic if module is model else f"{name}.{statistic}"  # a layer of a net may have an empty name, too
         for name, module in model.named_modules()
-        if "batch_mean" in module._buffers
+        if any(held == "batch_mean" for held, _ in module.named_buffers(recurse=False))
         for statistic in ("running_mean", "running_var", "num_batches_tracked")
     )
 

@@ -7,6 +7,9 @@ from typing import TypeVar
 
 from torch import nn
 
+# torch has no public name for what all BatchNorm layers derive from, a user's and SyncBatchNorm too. Without it nothing imports.
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+
 from stagerun.base import weights
 from stagerun.base.errors import UsageError, nearest
 from stagerun.base.recipe import CompressionRule, ParamKind, ParamRule
@@ -32,7 +35,7 @@ def kind_of(model: nn.Module, name: str) -> ParamKind:
     """
     owner, _, last = name.rpartition(".")
     module = model.get_submodule(owner)
-    if isinstance(module, nn.modules.batchnorm._BatchNorm | nn.GroupNorm | nn.LayerNorm):
+    if isinstance(module, BatchNorm | nn.GroupNorm | nn.LayerNorm):
         return ParamKind.NORM
     if isinstance(module, Blobs) and module.scales_norm:
         return ParamKind.NORM
@@ -90,7 +93,7 @@ def frozen_parameters(model: nn.Module, rules: Sequence[ParamRule], freeze: Sequ
 
 def frozen_norms(model: nn.Module, freeze: Sequence[str]) -> list[nn.Module]:
     """The BatchNorm layers whose statistics `freeze` names."""
-    norms = ((n, m) for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    norms = ((n, m) for n, m in model.named_modules() if isinstance(m, BatchNorm))
     return [norm for name, norm in norms if weights.fits(f"{name}.running_mean", freeze)]
 
 
