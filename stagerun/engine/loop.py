@@ -29,7 +29,7 @@ class StageLoop:
     batch_size: int
     epoch_images: int
     start_position: int  # iteration i begins at image start_position + i * batch_size
-    run: range  # this rank's logical workers
+    logical_workers: range  # this rank's
     knobs: Callable[..., Knobs]
     snapshot: int
     test_interval: int
@@ -66,14 +66,15 @@ def train(
     `left`: seconds in which the current iteration must be done once a stop is asked for; None: no limit. An iteration that would take longer
     is abandoned, and Stopped replaces Iterated.
     """
+    workers = loop.logical_workers
     recent = deque[float](maxlen=5)  # seconds of the last iterations in this process
     yield from overdue(loop, state)
     while state.iter < loop.max_iter and not state.best.ended:
         started, before = time.monotonic(), state.plateau
-        pieces = ((worker, next(batches), worker == loop.run[-1]) for worker in loop.run)
+        pieces = ((worker, next(batches), worker == workers[-1]) for worker in workers)
 
         def too_late(done: int, started: float = started) -> bool:
-            return hopeless(left(), done, len(loop.run), time.monotonic() - started, max(recent, default=None))
+            return hopeless(left(), done, len(workers), time.monotonic() - started, max(recent, default=None))
 
         outcome, knobs = _update(loop, state, pieces, reducer, stop, too_late)
         if outcome.broken_off:
@@ -82,7 +83,7 @@ def train(
             return
         seconds = time.monotonic() - started
         recent.append(seconds)
-        failed = _failed(loop, state, outcome.wrong, knobs, seconds, state.iter) if outcome.wrong else None
+        failed = _failure(loop, state, outcome.wrong, knobs, seconds, state.iter) if outcome.wrong else None
         if failed is None:
             state.skips = 0
             if state.plateau.drops > before.drops:
@@ -97,7 +98,7 @@ def train(
                 # stop after that: the bits are then those of a run that no one stops.
                 if not ends:
                     continue
-                failed = _failed(loop, state, _OVERFLOWED, knobs, seconds, state.iter - 1)
+                failed = _failure(loop, state, _OVERFLOWED, knobs, seconds, state.iter - 1)
         elif failed.done == OnNan.SKIP.value:
             state.iter, state.skips, state.skips_in_all = state.iter + 1, failed.number, state.skips_in_all + 1
         if failed is not None:
@@ -160,8 +161,7 @@ def iterated(loop: StageLoop, iter: int, outcome: Outcome, knobs: Knobs, seconds
 
 
 def saves(loop: StageLoop, iter: int) -> bool:
-    """Return whether a snapshot may be taken after `iter` updates, apart from those of stops: where one is due, and after an evaluation that
-    may end the stage."""
+    """Return whether a snapshot other than a stop's may be taken after `iter` updates: one is due, or an evaluation may end the stage."""
     return snapshot_due(loop, iter) or (loop.tests_first and due(iter, loop.test_interval, loop.max_iter))
 
 
@@ -170,12 +170,12 @@ def snapshot_due(loop: StageLoop, iter: int) -> bool:
     return iter in loop.branch_points or iter == loop.max_iter or due(iter, loop.snapshot, loop.max_iter)
 
 
-def _failed(loop: StageLoop, state: TrainState, what: str, knobs: Knobs, seconds: float, iter: int) -> NotFinite:
+def _failure(loop: StageLoop, state: TrainState, what: str, knobs: Knobs, seconds: float, iter: int) -> NotFinite:
     number = {OnNan.SKIP: state.skips + 1, OnNan.ROLLBACK: state.rollbacks + 1}.get(loop.on_nan, 1)
-    return failed(loop, number, what, knobs, seconds, iter)
+    return failure(loop, number, what, knobs, seconds, iter)
 
 
-def failed(loop: StageLoop, number: int, what: str, knobs: Knobs, seconds: float, iter: int) -> NotFinite:
+def failure(loop: StageLoop, number: int, what: str, knobs: Knobs, seconds: float, iter: int) -> NotFinite:
     """The event for the update after `iter` updates, the `number`-th failure, as `on_nan` counts them."""
     return NotFinite(
         stage=loop.stage,
@@ -206,21 +206,21 @@ def _update(
     pieces: Iterable[tuple[int, Batch, bool]],
     reducer: Reducer,
     stop: Callable[[], bool],
-    hopeless: Callable[[int], bool],
+    too_late: Callable[[int], bool],
 ) -> tuple[Outcome, Knobs]:
     """Do one update; return its outcome, and the rates that it was, or would have been, done with."""
     solver, iter, now = loop.plateau, state.iter, state.plateau
     move = partial(update, state) if state.exchange is None else state.exchange.update
     if solver is None:
         knobs = loop.knobs(iter)
-        return move(pieces, knobs, reducer, loop.arithmetic, stop, hopeless), knobs
+        return move(pieces, knobs, reducer, loop.arithmetic, stop, too_late), knobs
 
     def following(loss: float) -> Knobs:
         nonlocal now
         now = follow(state.plateau, solver, iter, loss)
         return loop.knobs(iter, now.drops)
 
-    outcome = move(pieces, following, reducer, loop.arithmetic, stop, hopeless)
+    outcome = move(pieces, following, reducer, loop.arithmetic, stop, too_late)
     # Together with the weights: a snapshot after a failed update holds the state before it.
     if not outcome.wrong:
         state.plateau = now

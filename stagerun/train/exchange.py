@@ -114,7 +114,7 @@ def exchange_of(state: TrainState, solver: Solver, determinism: Determinism, com
 def requests(loop: StageLoop, iter: int, device_batch_size: int) -> Iterator[tuple[int, int]]:
     """Yield (position, count) of each device batch of this rank, from iteration `iter` of the stage on."""
     for i in range(iter, loop.max_iter):
-        for worker in loop.run:
+        for worker in loop.logical_workers:
             yield loop.start_position + i * loop.batch_size + worker * device_batch_size, device_batch_size
 
 

@@ -37,8 +37,7 @@ from stagerun.train.stage_start import Started, start_stage
 
 
 def train_stage(run: StageRun) -> Iterator[Event]:
-    """Train the rest of the stage, and evaluate it. Of a piece (a stretch trained once more, for a snapshot that is gone) only that stretch.
-    Collective; ends early after a Stopped."""
+    """Train the rest of the stage, and evaluate it; of a piece (a stretch trained once more) only that. Collective; ends early after a Stopped."""
     while (failed := (yield from _train(run))) is not None:
         run = yield from go_back(run, failed)  # `on_nan: ROLLBACK`
 

@@ -51,7 +51,7 @@ def make_loop(run: StageRun, loss: Loss | None = None) -> StageLoop:
         batch_size=solver.batch_size,
         epoch_images=stage.data.train.images,
         start_position=run.planned.position + run.planned.skipped,
-        run=runs_of(solver.logical_workers, worker.comm.size)[worker.comm.rank],
+        logical_workers=runs_of(solver.logical_workers, worker.comm.size)[worker.comm.rank],
         knobs=make_knobs(solver),
         snapshot=solver.snapshot,
         # A piece is not tested, but where that decides something, which the stage may go on from there with.

@@ -17,7 +17,7 @@ from stagerun.base.errors import RanksDiffer, ResumeRefused
 from stagerun.base.events import Event, Iterated, Note, NotFinite, Stopped
 from stagerun.comm import Reducer, SoloComm, make_reducer
 from stagerun.engine.images import Batch
-from stagerun.engine.loop import StageLoop, diverged, failed, iterated, overdue, whats_due
+from stagerun.engine.loop import StageLoop, diverged, failure, iterated, overdue, whats_due
 from stagerun.engine.state import momentum, weights
 from stagerun.engine.update import Outcome, clip_summed, not_finite, summed, too_fast
 from stagerun.plan import State
@@ -61,7 +61,7 @@ class Asynchronous(Measured):
                 ) from error
 
         rank0(worker.comm, look)
-        self.open(replace(loop, run=range(self.solver.logical_workers)), record, known)
+        self.open(replace(loop, logical_workers=range(self.solver.logical_workers)), record, known)
         if worker.profile is not None:
             yield Note(text=f"no profile of stage `{name}`: iterations of `method: ASYNC` overlap", warning=True)
         return True
@@ -118,7 +118,7 @@ class Asynchronous(Measured):
                         thread.join()
                 if wrong:
                     text, iteration = wrong
-                    raise diverged(loop, failed(loop, 1, text, loop.knobs(iteration), 0.0, iteration))
+                    raise diverged(loop, failure(loop, 1, text, loop.knobs(iteration), 0.0, iteration))
                 if stopped:
                     yield Stopped(stage=loop.stage, iter=state.iter, reason="asked to stop")
                     return
@@ -140,11 +140,11 @@ class Asynchronous(Measured):
             unpack(vectors[0], self.trained)
             for iteration in iterations[len(self.ahead) :]:
                 start, stack = loop.start_position + iteration * loop.batch_size, ExitStack()
-                batches = stack.enter_context(read([(start + worker * size, size) for worker in loop.run]))
+                batches = stack.enter_context(read([(start + worker * size, size) for worker in loop.logical_workers]))
                 self.ahead.append((stack, batches))
             stack, batches = self.ahead[0]
             with stack:
-                pieces = [next(batches) for _ in loop.run]
+                pieces = [next(batches) for _ in loop.logical_workers]
             self.ahead.popleft()
             began = time.monotonic()
             done = self._computed(iterations[0], pieces)
@@ -166,7 +166,8 @@ class Asynchronous(Measured):
     def _computed(self, iteration: int, pieces: list[Batch]) -> Message:
         """What the server is told of an iteration, and the vectors of its push."""
         loop, how, state = self.loop, self.loop.arithmetic, self.state
-        workers = ((worker, batch, worker == loop.run[-1]) for worker, batch in zip(loop.run, pieces, strict=True))
+        each = loop.logical_workers
+        workers = ((worker, batch, worker == each[-1]) for worker, batch in zip(each, pieces, strict=True))
         state.statistics.to_training()
         found = summed(state, workers, self.reducer, how, lambda: False, lambda done: False)
         loss = found.loss_sum / how.logical_workers

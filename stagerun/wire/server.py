@@ -20,7 +20,7 @@ from stagerun.base.errors import AGAIN, PeerError
 from stagerun.base.events import Iterated, NotFinite
 from stagerun.comm.group import Comm, TorchComm, Traffic, peers
 from stagerun.engine.codec import decode, encode
-from stagerun.engine.loop import StageLoop, failed, iterated
+from stagerun.engine.loop import StageLoop, failure, iterated
 from stagerun.engine.solvers import make_update
 from stagerun.engine.state import TrainState, momentum
 from stagerun.engine.update import Outcome
@@ -309,7 +309,7 @@ class Server:
         if wrong:
             del self.turns.begun[replica]
             if self._wrong is None:
-                self.news.append(failed(loop, 1, wrong, knobs, seconds, iteration))
+                self.news.append(failure(loop, 1, wrong, knobs, seconds, iteration))
                 self._wrong = wrong, iteration
                 self.turns.cut()
             return

@@ -99,7 +99,7 @@ def ours(case: Case, batches: list[Batch]) -> Callable[[int], None]:
     )  # fmt: skip
     loop = StageLoop(
         stage="bench", max_iter=solver.max_iter, batch_size=solver.batch_size, epoch_images=1 << 20, start_position=0,
-        run=range(1), knobs=make_knobs(solver), snapshot=0, test_interval=0, arithmetic=arithmetic,
+        logical_workers=range(1), knobs=make_knobs(solver), snapshot=0, test_interval=0, arithmetic=arithmetic,
     )  # fmt: skip
     reducer = make_reducer(recipe.Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 1)
     events = train(loop, state, fed(case, batches), reducer, lambda: False)

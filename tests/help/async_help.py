@@ -148,7 +148,7 @@ class Stage:
             batch_size=8,
             epoch_images=8 * ITERATIONS,
             start_position=0,
-            run=range(4),
+            logical_workers=range(4),
             knobs=lambda i: Knobs(0.05 / (i + 1), 0.9 - 0.01 * i, 0.001 * i),
             snapshot=SNAPSHOT,
             test_interval=0,

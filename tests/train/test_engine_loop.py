@@ -21,7 +21,7 @@ def stage_loop(comm=None, **changes) -> StageLoop:
         batch_size=8,
         epoch_images=40,
         start_position=20,
-        run=runs_of(4, comm.size)[comm.rank],
+        logical_workers=runs_of(4, comm.size)[comm.rank],
         knobs=lambda i: Knobs(0.01 * (i + 1), 0.9 - 0.01 * i, 0.001 * i),
         snapshot=3,
         test_interval=4,
@@ -34,7 +34,7 @@ def device_batches(loop: StageLoop, first: int = 0):
     """What this rank gets, from iteration `first` on; and a record of what was asked for."""
     data = dataset(8 * 12)
     for i in range(first, 12):
-        for k in loop.run:
+        for k in loop.logical_workers:
             yield cut(data, 8 * i + 2 * k, 8 * i + 2 * k + 2)
 
 

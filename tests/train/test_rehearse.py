@@ -207,7 +207,7 @@ def test_a_loop_that_is_looked_at_trains_to_the_same_bits_and_every_second_has_i
     assert short(timed) == short(events)
     assert_same(tensors(state), tensors(plain))
     assert {(s.iter, s.stage) for s in found.found} == {(i, "cyc1") for i in range(9)}
-    each = [spans.DATA, spans.FORWARD, spans.BACKWARD] * len(loop.run)
+    each = [spans.DATA, spans.FORWARD, spans.BACKWARD] * len(loop.logical_workers)
     assert [s.name for s in found.found if s.iter == 4] == [*each, spans.WAIT, spans.UPDATE]
     assert all(a.ended <= b.started for a, b in itertools.pairwise(found.found))
     assert set(spans.seconds_of(found.found)) == set(spans.PARTS)
