@@ -21,6 +21,8 @@ from stagerun.engine.losses import SOFTMAX, Answers, Loss
 from stagerun.engine.mixing import NO_MIXING, Mixing, Mixture, blend, placed
 from stagerun.engine.state import TrainState
 
+Pieces = Iterable[tuple[int, Batch, bool]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
@@ -51,7 +53,7 @@ class Outcome:
 
 def update(
     state: TrainState,
-    pieces: Iterable[tuple[int, Batch, bool]],
+    pieces: Pieces,
     knobs: Knobs | Callable[[float], Knobs],
     reducer: Reducer,
     how: Arithmetic,
@@ -105,7 +107,7 @@ class Summed:
 
 def summed(
     state: TrainState,
-    pieces: Iterable[tuple[int, Batch, bool]],
+    pieces: Pieces,
     reducer: Reducer,
     how: Arithmetic,
     stop: Callable[[], bool],

@@ -141,9 +141,14 @@ class StageRun:
         return self.worker.replay is not None or self.is_piece
 
     @property
+    def resumes(self) -> bool:
+        """Whether it goes on from a snapshot of its own."""
+        return self.planned.state is State.RESUME
+
+    @property
     def parent_id(self) -> str:
         """The id of the snapshot that the stage started from; '' for the seed."""
         start = self.planned.start
         if start is None:
             return ""
-        return start.parent if self.planned.state is State.RESUME else start.id
+        return start.parent if self.resumes else start.id

@@ -1,49 +1,40 @@
 """`method: AUTO` of `compress_param`: how a stage's gradients are sent, chosen once, before its first update, and kept from then on.
 
 The choice is in OUT/choices, for a run that is killed before its first snapshot, and for stretches that are trained once more; and in
-each snapshot. Real steps of dense gradients and of each allowed method are timed in turn, on this link and with this network.
+each snapshot.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import replace
 
 import torch
 
 from stagerun.base.errors import ResumeRefused
 from stagerun.base.events import CompressionChosen, Event, Note, Stopped
-from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Compression, Solver
 from stagerun.base.text import duration, listed
-from stagerun.comm import Reducer, gather_json, runs_of
-from stagerun.engine.device import synchronize
-from stagerun.engine.state import TrainState, make_state
-from stagerun.engine.update import update
-from stagerun.models import build
-from stagerun.plan import State
+from stagerun.comm import Reducer
+from stagerun.engine.state import TrainState
 from stagerun.system.pulse import Section
 from stagerun.train.agreement import everyone, rank0
 from stagerun.train.context import StageRun
 from stagerun.train.progress import progress_of
-from stagerun.train.resident import training_batches
-from stagerun.train.stage_loop import arithmetic_of
 from stagerun.wire.choices import DENSE, Chosen, grouped, identity_of, read_chosen, write_chosen
+from stagerun.wire.race import Trial, race
 from stagerun.wire.values import applied
 
 # Dense gradients stay unless a method takes so much less: what a few steps show is not surer.
 CLEARLY = 0.97
-STEPS = 6  # of each that are timed, after one that makes room for things
-_LONG = 120.0  # seconds after which fewer are enough
-
-# The reducer of training, for a trial's state and settings.
-MakeReducer = Callable[[TrainState, Solver], Reducer]
 
 
-def resolved(run: StageRun, state: TrainState, make: MakeReducer) -> Generator[Event, None, Compression | None]:
-    """How the stage compresses its gradients, with what AUTO chooses in its place. Collective. None after a Stopped.
+def resolved(
+    run: StageRun, state: TrainState, make: Callable[[TrainState, Solver], Reducer]
+) -> Generator[Event, None, Compression | None]:
+    """How the stage compresses its gradients, with what AUTO chooses in its place. Collective. None after a Stopped. `make` gives the reducer of
+    training, for a trial's state and settings.
 
     ResumeRefused for a snapshot without a choice, or with one that `compress_param` doesn't allow.
     """
@@ -68,11 +59,11 @@ def resolved(run: StageRun, state: TrainState, make: MakeReducer) -> Generator[E
         yield Note(text=f"{run.stage.name}: {text}")
         device = run.worker.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            trial = everyone(comm, lambda: _Trial(run, state))
+            trial = everyone(comm, lambda: Trial(run, state))
             at_once = replace(how, start_iter=0)
             ways = {name: replace(trial.solver, compress=applied(at_once, {"*": name})) for name in names}
             reducers = {name: make(trial.state, solver) for name, solver in ways.items()}
-            taken = _race(run, trial, reducers)
+            taken = race(run, trial, reducers)
         comm.pulse.enter(Section.START)  # it goes on
         if not taken:
             reason = "asked to stop while it chose how gradients are sent"
@@ -97,7 +88,7 @@ def _known(run: StageRun, state: TrainState, how: Compression) -> tuple[dict[str
             return choice.keys() <= names
         return False
 
-    if run.planned.state is State.RESUME:
+    if run.resumes:
         choice = progress_of(run.files).choice if run.files is not None else {}
         if not fits(choice):
             raise ResumeRefused(
@@ -112,54 +103,6 @@ def _known(run: StageRun, state: TrainState, how: Compression) -> tuple[dict[str
     if chosen is None or not same or chosen.parent != run.parent_id or not fits(chosen.choice):
         return {}, ""
     return chosen.choice, "as chosen before, in OUT/choices"
-
-
-class _Trial:
-    """Steps of a stage on a copy of its state, in which every logical worker has the same batch."""
-
-    def __init__(self, run: StageRun, state: TrainState) -> None:
-        worker, solver = run.worker, run.stage.solver
-        self.own, self.device = runs_of(solver.logical_workers, worker.comm.size)[worker.comm.rank], worker.device
-        size, start = solver.device_batch_size, run.planned.position + run.planned.skipped
-        first = start + state.iter * solver.batch_size + self.own.start * size
-        with training_batches(run, None, [(first, size)]) as batches:
-            self.batch = deepcopy(next(batches))  # its memory is the loader's
-        teacher = worker.schedule.teacher_model(run.stage)
-        self.how = arithmetic_of(run.stage, worker.device, teacher=teacher)
-        model = build(run.stage.model)
-        model.load_state_dict(state.model.state_dict())
-        # What compiled code takes less, there is less of to hide the sending.
-        self.solver = replace(solver, compile=False, ema_decay=None)
-        self.state = make_state(model, self.solver, worker.device)
-
-    def step(self, reducer: Reducer) -> float:
-        """Seconds of one. Collective, if the reducer is."""
-        pieces = ((worker, self.batch, worker == self.own[-1]) for worker in self.own)
-        began = time.perf_counter()
-        update(self.state, pieces, Knobs(0.0, self.solver.momentum, 0.0), reducer, self.how, lambda: False)
-        synchronize(self.device)
-        return time.perf_counter() - began
-
-
-def _race(run: StageRun, trial: _Trial, reducers: Mapping[str, Reducer]) -> dict[str, list[float]]:
-    """Return seconds of the slowest worker in each timed step, by method; nothing where a rank is asked to stop. Collective."""
-    comm, began, names = run.worker.comm, time.monotonic(), list(reducers)
-    taken: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(STEPS + 1):
-        seconds = {}
-        for name in names if turn % 2 else names[::-1]:
-            comm.barrier()
-            seconds[name] = trial.step(reducers[name])
-        stop = run.worker.stop() or run.worker.stopping.asked
-        answers = gather_json(comm, [seconds, stop, time.monotonic() - began])
-        if any(asked for _, asked, _ in answers):
-            return {}
-        if turn:
-            for name in names:
-                taken[name].append(max(times[name] for times, _, _ in answers))
-            if answers[0][2] > _LONG:
-                break
-    return taken
 
 
 def decided(taken: Mapping[str, Sequence[float]]) -> tuple[str, str]:

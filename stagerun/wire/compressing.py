@@ -1,91 +1,25 @@
 """`compress_param` applied to a network: which method each parameter has, and the reducer that carries it out."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
-from math import prod
-from typing import Any
+from collections.abc import Generator, Iterator, Mapping
 
 from torch import Tensor
 
 from stagerun.base.events import Compressed, Event, Iterated, Note
-from stagerun.base.recipe import Compression, CompressionRule, Determinism, Memory, Method, ParamKind, Scope, Solver
+from stagerun.base.recipe import Compression, Determinism, Method, Scope, Solver
 from stagerun.base.text import count
 from stagerun.comm import Comm, Reducer, runs_of
-from stagerun.comm.reduce import Switch
-from stagerun.engine.codec import digest_there
 from stagerun.engine.loop import StageLoop
-from stagerun.engine.parameters import first_that_fits, kind_of
 from stagerun.engine.state import TrainState
-from stagerun.plan import State
 from stagerun.train.agreement import rank0
 from stagerun.train.context import Context, StageRun
 from stagerun.train.exchange import Read
 from stagerun.train.progress import RESIDUAL
 from stagerun.wire.choosing import resolved
 from stagerun.wire.holding import NEEDED, Holding, Tensors, require_alike
-from stagerun.wire.operators import BFloat16, Dense, Operator
-from stagerun.wire.quantised import Qsgd, TernGrad
-from stagerun.wire.reducer import CompressedReducer, Kept, Residual
-from stagerun.wire.sparse import PowerSgd, RandomK, Threshold, TopK, saves
-from stagerun.wire.values import METHODS, SETTINGS, methods_of, settings_of
+from stagerun.wire.messages import Kept, operator, remembers, rules_of
+from stagerun.wire.reducer import CompressedReducer, Cut, From, Residual
 
 BASIS = "basis/"
-
-
-def rule_of(name: str, kind: ParamKind, how: Compression) -> Compression:
-    """How one parameter's gradient is compressed: by the first rule that fits, or as all are."""
-    rule = first_that_fits(how.param, name, kind)
-    if rule is None:
-        return how
-    return replace(how, **{field: getattr(rule, field) for field in ("method", "memory", *SETTINGS)})
-
-
-def rules_of(state: TrainState, how: Compression) -> dict[str, Compression]:
-    """That of each parameter that is trained, in model order; those that scope ENTIRE_MODEL leaves out come first."""
-    model = state.model
-    found = {p.name: rule_of(p.name, kind_of(model, p.name), how) for p in state.solver.parameters}
-    if how.scope is Scope.ENTIRE_MODEL:
-        return dict(sorted(found.items(), key=lambda pair: pair[1] == how))
-    return found
-
-
-# A class for each method, whose docstring is its formula; it is built with `residual` and the settings that it reads. What is known
-# without torch is in `wire.values`.
-BUILT: Mapping[Method, Callable[..., Operator]] = {
-    Method.NONE: Dense,
-    Method.TOP_K: TopK,
-    Method.RANDOM_K: RandomK,
-    Method.THRESHOLD: Threshold,
-    Method.TERNGRAD: TernGrad,
-    Method.QSGD: Qsgd,
-    Method.POWER_SGD: PowerSgd,
-    Method.BF16: BFloat16,
-}
-
-
-def operator(how: Compression | CompressionRule, shape: Sequence[int], senders: int = 1) -> Operator:
-    """The operator of a tensor of that shape, for gradients that are divided by the number of senders already, as losses are: so is a
-    threshold. KeyError for AUTO, which is no operator."""
-    settings: dict[str, Any] = settings_of(how.method, how)
-    residual = how.memory is Memory.RESIDUAL
-    if how.method is Method.THRESHOLD:
-        settings["threshold"] /= senders
-    if how.method is Method.POWER_SGD:
-        settings["shape"] = (shape[0], prod(shape[1:])) if shape else (1, 1)
-        if not saves(settings["rank"], settings["shape"]):
-            return Dense(residual)
-    return BUILT[how.method](residual=residual, **settings)
-
-
-def senders(determinism: Determinism, logical_workers: int, workers: int) -> list[range]:
-    """The senders of each rank: its logical workers with ELASTIC, itself with FIXED."""
-    if determinism is Determinism.ELASTIC:
-        return runs_of(logical_workers, workers)
-    return [range(rank, rank + 1) for rank in range(workers)]
-
-
-def _remembers(rule: Compression) -> bool:
-    return rule.method is Method.POWER_SGD or (rule.memory is Memory.RESIDUAL and not METHODS[rule.method].exact)
 
 
 class Compressing(Holding):
@@ -99,7 +33,7 @@ class Compressing(Holding):
         how = solver.compress
         assert how is not None
         self.kept = Kept()  # a trial of a method keeps nothing
-        if methods_of(how) == {Method.NONE}:
+        if {how.method, *(rule.method for rule in how.param)} == {Method.NONE}:
             self.dense_bytes = 0
         if how.method is not Method.AUTO:
             self._take_up(how)
@@ -107,10 +41,12 @@ class Compressing(Holding):
     def _take_up(self, how: Compression) -> None:
         """Gradients are sent by `how`, and nothing is left from before."""
         self.how, self.rules = how, rules_of(self.state, how)
-        self.runs = senders(self.determinism, self.solver.logical_workers, self.comm.size)
+        # The senders of each rank: its logical workers with ELASTIC, itself with FIXED.
+        elastic, size = self.determinism is Determinism.ELASTIC, self.comm.size
+        self.runs = runs_of(self.solver.logical_workers if elastic else size, size)
         tensors = {p.name: p.tensor for p in self.state.solver.parameters}
         self.tensors = {name: tensors[name] for name in self.rules}
-        if any(_remembers(rule) for rule in self.rules.values()):
+        if any(remembers(rule) for rule in self.rules.values()):
             bases = {}
             for name, rule in self.rules.items():
                 if shape := operator(rule, self.tensors[name].shape).basis():
@@ -130,9 +66,7 @@ class Compressing(Holding):
             how = chosen
             self._take_up(how)
             residual = self.residual
-        before = 0
-        if residual is not None and run.planned.state is State.RESUME:
-            before = self._restore(run)
+        before = self._restore(run) if residual is not None and run.resumes else 0
         if how.method is Method.POWER_SGD and (residual is None or not residual.bases):
             text = (
                 f"POWER_SGD of rank {how.rank} makes no layer of `{run.stage.model.name}` smaller: stage `{run.stage.name}` sends "
@@ -153,17 +87,9 @@ class Compressing(Holding):
         together = sum(rule == how for rule in rules.values()) if how.scope is Scope.ENTIRE_MODEL else 0
         everything = sum(tensors[name].numel() for name, rule in rules.items() if rule == how)
         shapes = {n: (everything,) if together and rule == how else tensors[n].shape for n, rule in rules.items()}
-        after = CompressedReducer(
-            tensors,
-            [operator(rule, shapes[name], self.runs[-1].stop) for name, rule in rules.items()],
-            self.comm,
-            self.runs,
-            self.solver.random_seed,
-            each=self.determinism is Determinism.ELASTIC,
-            whole=together,
-            residual=self.residual,
-            kept=self.kept,
-        )
+        operators = [operator(rule, shapes[name], self.runs[-1].stop) for name, rule in rules.items()]
+        cut = Cut(seed=self.solver.random_seed, each=self.determinism is Determinism.ELASTIC, whole=together)
+        after = CompressedReducer(tensors, operators, self.comm, self.runs, cut, self.residual, self.kept)
         return From(how.start_iter, super().make_reducer(), after) if how.start_iter else after
 
     def train(self, worker: Context, read: Read) -> Generator[Event, None, None]:
@@ -215,21 +141,5 @@ class Compressing(Holding):
         self.restore(run, fitted)
         return rank0(self.comm, lambda: before)
 
-    def digests(self) -> dict[str, int]:
-        return {name: digest_there(basis) for name, basis in self.common().items()}
-
     def needs_others(self) -> str:
         return NEEDED if self.residual is not None and self.comm.size > 1 else ""
-
-
-class From(Switch):
-    """`before` for the first iterations of a stage, `after` from `start` on."""
-
-    def __init__(self, start: int, before: Reducer, after: Reducer) -> None:
-        super().__init__(before)
-        self.start, self.after = start, after
-
-    def begin(self, iter: int = 0) -> None:
-        if iter >= self.start:
-            self.now = self.after  # which frees the other one's buffers
-        super().begin(iter)

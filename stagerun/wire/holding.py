@@ -1,5 +1,5 @@
 """What exchanges of this wing have in common: their bytes are compared with those of plain gradients, and each rank holds vectors of its own, one
-for each of its senders or replicas, of which a snapshot has all."""
+for each of its senders or replicas, of which a snapshot has all; and vectors are added up by slices."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -9,12 +9,13 @@ from torch import Tensor
 from stagerun.base.errors import ResumeRefused
 from stagerun.base.recipe import Determinism, Solver
 from stagerun.comm import Comm, dense_bytes
-from stagerun.engine.codec import Packed, decode
+from stagerun.engine.codec import Packed, decode, digest_there
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import TAIL
 from stagerun.train.agreement import rank0
 from stagerun.train.context import StageRun
 from stagerun.train.exchange import Exchange
+from stagerun.wire.operators import by_pieces
 from stagerun.wire.values import sending
 
 Tensors = dict[str, Tensor]
@@ -83,6 +84,9 @@ class Holding(Measured):
             tensors[name].copy_(tensor)
         return {self.file: self.packed.data} if self.packed is not None and tensors else {}
 
+    def digests(self) -> dict[str, int]:
+        return {name: digest_there(tensor) for name, tensor in self.common().items()}
+
     @torch.no_grad()
     def restore(self, run: StageRun, fitted: Callable[[Tensors], Tensors]) -> None:
         """Take all from the snapshot. `fitted` gives a file's tensors as this stage has them; ValueError if it can't. Collective; ResumeRefused
@@ -120,3 +124,27 @@ def require_alike(saved: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> No
         sound = found is not None and wanted is not None and found.is_floating_point() and found.shape == wanted.shape
         if found is None or not sound or not bool(torch.isfinite(found).all()):
             raise ValueError(f"`{name}` is missing, or not as this stage has it")
+
+
+def slice_sum(
+    comm: Comm, sent: Tensor, counts: Sequence[int], add: Callable[[Sequence[Tensor]], Tensor]
+) -> Callable[[], Tensor]:
+    """The sum of vectors, the rows of `sent` on all ranks, of which rank r has `counts[r]`: each rank gets its slice of every one, `add`s these up
+    in their order, and hands the sum out, the same bits for any number of ranks. Each sends (W-1)/W of what it holds and as much of one
+    vector: with one each what a ring all-reduce sends. The answer waits for the sum. Collective."""
+    size, width = comm.size, sent.shape[1] // comm.size
+    by_rank = sent.view(len(sent), size, width).transpose(0, 1).contiguous().view(-1)
+    received = sent.new_empty(sum(counts) * width)
+    wait = comm.exchange(by_rank, [len(sent) * width] * size, received, [count * width for count in counts])
+
+    def finish() -> Tensor:
+        wait()
+        total = add(received.split(width))
+        slices = [total if rank == comm.rank else torch.empty_like(total) for rank in range(size)]
+        comm.complete(slices)()
+        whole = total.new_empty(size * width)
+        for place, piece in zip(whole.split(width), slices, strict=True):
+            by_pieces(Tensor.copy_, place, piece)
+        return whole
+
+    return finish

@@ -48,6 +48,12 @@ def pieces(n: int, device: torch.device) -> Iterator[slice]:
     return (slice(at, min(at + step, n)) for at in range(0, n, step))
 
 
+def by_pieces(do: Callable[..., Tensor], *vectors: Tensor) -> None:
+    """On a CPU without torch's threads, which would take the cores of backward."""
+    for p in pieces(len(vectors[0]), vectors[0].device):
+        do(*(vector[p] for vector in vectors))
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """The key of random numbers. `sender` is -1 for those that all senders share; `item` is the number of the tensor in the order in

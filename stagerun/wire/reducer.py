@@ -11,42 +11,24 @@ the timing: that order must be the same on all ranks.
 
 import copy
 import itertools
-import math
 import queue
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from stagerun.base.errors import PeerError
-from stagerun.base.events import CompressedItem
 from stagerun.comm import Comm
-from stagerun.comm.reduce import FlatReducer, views_of
+from stagerun.comm.reduce import FlatReducer, Reducer, Switch, views_of
 from stagerun.system.pulse import Pulse
-from stagerun.wire.operators import Draw, Operator, Steps, joined, pieces
+from stagerun.wire.holding import slice_sum
+from stagerun.wire.messages import Item, Kept
+from stagerun.wire.operators import Draw, Operator, Steps, by_pieces, joined
 
 SAME = "run the same stagerun on all hosts, and the same command again: it goes on from the newest snapshot"
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """What one message is made of: a parameter, or all of them. `start` and `stop` cut it out of a vector."""
-
-    name: str
-    number: int  # the key of its random numbers
-    operator: Operator
-    start: int
-    stop: int
-
-
-def by_pieces(do: Callable[..., Tensor], *vectors: Tensor) -> None:
-    """On a CPU without torch's threads, which would take the cores of backward."""
-    for p in pieces(len(vectors[0]), vectors[0].device):
-        do(*(vector[p] for vector in vectors))
 
 
 class Residual:
@@ -78,66 +60,14 @@ class Residual:
         return self.vectors[sender - self.own.start] if sender in self.own else self.empty
 
 
-class Kept:
-    """What the messages of sender 0 keep of the gradients that they are made from, in every `every`-th iteration; 0: in none. It looks on: no
-    bit depends on it. The reducer calls all but `take`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """How messages are cut. `seed`: of their random numbers. `each`: senders are logical workers. `whole`: the last so many parameters
+    make one message, by the operator of the last."""
 
-    def __init__(self, every: int = 0) -> None:
-        self.every, self.due = every, False
-        self._found: dict[int, CompressedItem] = {}  # by the number of the item
-
-    def begin(self, iter: int) -> None:
-        """`iter`: updates done in the stage."""
-        self._found, self.due = {}, self.every > 0 and (iter + 1) % self.every == 0
-
-    def sent(self, item: "Item", c: Tensor, size: int, lacks: Tensor | None = None) -> None:
-        """A message of the first round, of so many bytes. `lacks`: what it leaves out of `c`, where that is known already."""
-        lost = None if lacks is None else _norm(lacks)
-        self._found[item.number] = CompressedItem(
-            name=item.name, norm=_norm(c), residual_norm=lost, kept=None, bytes=size
-        )
-
-    def encoded(self, item: "Item", c: Tensor, message: Tensor, draw: Draw) -> None:
-        """What it lacks is the residual after the last round (`left`); without one it is found by decoding the message by itself, which of a
-        method with more rounds says nothing."""
-        operator, out, alone = item.operator, None, c.clone()
-        if not operator.residual and len(operator.sizes(c.numel(), c.element_size())) == 1:
-            out = torch.zeros_like(c)
-            steps = operator.steps([alone], [0], draw, out)
-            next(steps)
-            with suppress(StopIteration):
-                steps.send([message])
-        self.sent(item, c, message.numel(), None if out is None else c - out)
-
-    def one_more(self, item: "Item", message: Tensor) -> None:
-        """The message of a later round."""
-        before = self._found[item.number]
-        self._found[item.number] = replace(before, bytes=before.bytes + message.numel())
-
-    def left(self, item: "Item", residual: Tensor) -> None:
-        """After the last round, where there is a residual."""
-        self._found[item.number] = replace(self._found[item.number], residual_norm=_norm(residual))
-
-    def take(self) -> tuple[CompressedItem, ...]:
-        """In model order; none where the iteration was not looked at, or a number overflowed."""
-        found, self._found = self._found, {}
-        items = tuple(_rounded(found[number]) for number in sorted(found, reverse=True))
-        finite = all(math.isfinite(item.norm) and math.isfinite(item.residual_norm or 0.0) for item in items)
-        return items if finite else ()
-
-
-def _rounded(item: CompressedItem) -> CompressedItem:
-    """With what it keeps, and six digits: a log has many of them."""
-    norm, lost, kept = item.norm, item.residual_norm, None
-    if lost is not None:
-        kept = float(f"{1 - (lost / norm) ** 2:.6g}") if norm else 1.0
-        lost = float(f"{lost:.6g}")
-    return replace(item, norm=float(f"{norm:.6g}"), residual_norm=lost, kept=kept)
-
-
-def _norm(vector: Tensor) -> float:
-    parts = [torch.linalg.vector_norm(vector[p], dtype=torch.float64) for p in pieces(vector.numel(), vector.device)]
-    return float(torch.linalg.vector_norm(torch.stack(parts)))
+    seed: int
+    each: bool = False
+    whole: int = 0
 
 
 class CompressedReducer(FlatReducer):
@@ -149,20 +79,14 @@ class CompressedReducer(FlatReducer):
         operators: Sequence[Operator],
         comm: Comm,
         runs: Sequence[range],
-        seed: int,
-        *,
-        each: bool = False,
-        whole: int = 0,
+        cut: Cut,
         residual: Residual | None = None,
         kept: Kept | None = None,
     ) -> None:
-        """`operators`: of each of the `parameters`, which are in model order. `runs[r]`: the senders of rank r; `each` says that they
-        are logical workers. `whole`: the last so many parameters make one message, by the operator of the last. `kept` is for
-        rank 0.
-        """
-        self.runs, self.own, self.each, self.whole = runs, runs[comm.rank], each, whole
+        """`operators`: of each of the `parameters`, which are in model order. `runs[r]`: the senders of rank r. `kept` is for rank 0."""
+        self.runs, self.own, self.cut = runs, runs[comm.rank], cut
         self.kinds = list(reversed(list(zip(parameters, operators, strict=True))))  # name and operator
-        self.residual, self.seed, self.iter, self.kept = residual, seed, 0, kept or Kept()
+        self.residual, self.iter, self.kept = residual, 0, kept or Kept()
         self.items: list[list[Item]] = []  # of each chunk
         super().__init__(list(parameters.values()), comm)
         self.sums = self.views  # places in `flat`; `views` are those in the vector of the sender whose gradients come
@@ -179,16 +103,16 @@ class CompressedReducer(FlatReducer):
         self.next_bases: dict[str, Tensor] = {}  # once this update is made
 
     def _counts(self, ordered: list[nn.Parameter]) -> list[int]:
-        counts = super()._counts(ordered[self.whole :]) if self.whole < len(ordered) else []
-        counts = [self.whole, *counts] if self.whole else counts
+        counts = super()._counts(ordered[self.cut.whole :]) if self.cut.whole < len(ordered) else []
+        counts = [self.cut.whole, *counts] if self.cut.whole else counts
         start = index = 0
         for count in counts:
             members = ordered[index : index + count]
-            lengths = [sum(p.numel() for p in members)] if index < self.whole else [p.numel() for p in members]
+            lengths = [sum(p.numel() for p in members)] if index < self.cut.whole else [p.numel() for p in members]
             items = []
             for n, length in enumerate(lengths, index):
                 name, operator = self.kinds[n]
-                items.append(Item("entire model" if n < self.whole else name, n, operator, start, start + length))
+                items.append(Item("entire model" if n < self.cut.whole else name, n, operator, start, start + length))
                 start += length
             self.items.append(items)
             index += count
@@ -201,7 +125,7 @@ class CompressedReducer(FlatReducer):
         self.kept.begin(iter)
 
     def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
-        self._take_up(logical_worker - self.own.start if self.each else 0, tail)
+        self._take_up(logical_worker - self.own.start if self.cut.each else 0, tail)
         if last:
             self._arm()
         loss.backward()
@@ -317,7 +241,7 @@ class CompressedReducer(FlatReducer):
         rounds, messages = [], []
         for item in items:
             own = [vector[item.start : item.stop] for vector in self.vectors]
-            draw = Draw(self.seed, self.iter, -1, item.number)
+            draw = Draw(self.cut.seed, self.iter, -1, item.number)
             out = self.flat[item.start : item.stop].zero_()
             basis = self.bases.get(item.name)
             known = basis if basis is not None and bool(basis.any()) else None  # it is drawn before the first update
@@ -408,28 +332,17 @@ class CompressedReducer(FlatReducer):
         return found
 
 
-def slice_sum(
-    comm: Comm, sent: Tensor, counts: Sequence[int], add: Callable[[Sequence[Tensor]], Tensor]
-) -> Callable[[], Tensor]:
-    """The sum of vectors, the rows of `sent` on all ranks, of which rank r has `counts[r]`: each rank gets its slice of every one, `add`s these up
-    in their order, and hands the sum out, the same bits for any number of ranks. Each sends (W-1)/W of what it holds and as much of one
-    vector: with one each what a ring all-reduce sends. The answer waits for the sum. Collective."""
-    size, width = comm.size, sent.shape[1] // comm.size
-    by_rank = sent.view(len(sent), size, width).transpose(0, 1).contiguous().view(-1)
-    received = sent.new_empty(sum(counts) * width)
-    wait = comm.exchange(by_rank, [len(sent) * width] * size, received, [count * width for count in counts])
+class From(Switch):
+    """`before` for the first iterations of a stage, `after` from `start` on."""
 
-    def finish() -> Tensor:
-        wait()
-        total = add(received.split(width))
-        slices = [total if rank == comm.rank else torch.empty_like(total) for rank in range(size)]
-        comm.complete(slices)()
-        whole = total.new_empty(size * width)
-        for place, piece in zip(whole.split(width), slices, strict=True):
-            by_pieces(Tensor.copy_, place, piece)
-        return whole
+    def __init__(self, start: int, before: Reducer, after: Reducer) -> None:
+        super().__init__(before)
+        self.start, self.after = start, after
 
-    return finish
+    def begin(self, iter: int = 0) -> None:
+        if iter >= self.start:
+            self.now = self.after  # which frees the other one's buffers
+        super().begin(iter)
 
 
 class Jobs:

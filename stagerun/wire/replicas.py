@@ -6,7 +6,7 @@ who holds what. The network has the tensors of one replica at a time, of which i
 """
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -18,19 +18,16 @@ from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Determinism, Outer, Solver, SyncMomentum
 from stagerun.comm import Comm, Reducer, make_reducer, runs_of
 from stagerun.comm.reduce import Switch, chunks_of, views_of
-from stagerun.engine.codec import digest, digest_there
-from stagerun.engine.images import Batch
+from stagerun.engine.codec import digest
 from stagerun.engine.loop import StageLoop
 from stagerun.engine.parameters import still_in
 from stagerun.engine.state import TrainState, momentum, weights
-from stagerun.engine.update import BROKEN_OFF, Arithmetic, Outcome, Summed, apply, not_finite, summed, too_fast
-from stagerun.plan import State
+from stagerun.engine.update import BROKEN_OFF, Arithmetic, Outcome, Pieces, Summed, apply, not_finite, summed, too_fast
 from stagerun.schedule import parting, synchronisations
 from stagerun.train.context import Context, StageRun
 from stagerun.train.exchange import Read
 from stagerun.train.progress import REPLICAS
-from stagerun.wire.holding import NEEDED, Holding, Tensors, require_alike
-from stagerun.wire.reducer import slice_sum
+from stagerun.wire.holding import NEEDED, Holding, Tensors, require_alike, slice_sum
 
 
 class Replicas(Holding):
@@ -68,7 +65,7 @@ class Replicas(Holding):
 
     def begin(self, run: StageRun, loop: StageLoop) -> Generator[Event, None, bool]:
         # At the stage's end all are the average.
-        if run.planned.state is State.RESUME and self.start < self.state.iter < self.solver.max_iter:
+        if run.resumes and self.start < self.state.iter < self.solver.max_iter:
             self._restore(run)
         return (yield from super().begin(run, loop))
 
@@ -95,7 +92,7 @@ class Replicas(Holding):
 
     def update(
         self,
-        pieces: Iterable[tuple[int, Batch, bool]],
+        pieces: Pieces,
         knobs: Knobs | Callable[[float], Knobs],
         reducer: Reducer,
         how: Arithmetic,
@@ -279,8 +276,7 @@ class Replicas(Holding):
             _copy(self._split(vector), self.kept[number])
 
     def digests(self) -> dict[str, int]:
-        found = {name: digest_there(tensor) for name, tensor in self.common().items()}
-        return found | (self.found if self._differ() else {})
+        return super().digests() | (self.found if self._differ() else {})
 
     def needs_others(self) -> str:
         return NEEDED if self.parted and self.comm.size > 1 else ""

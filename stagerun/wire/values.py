@@ -1,6 +1,6 @@
 """What is known of each compression method without torch: which settings it reads, with their defaults, and what it keeps.
 
-A method is a row here, and an operator in `wire.compressing.BUILT`. Pure, stdlib only.
+A method is a row here, and an operator in `wire.messages.BUILT`. Pure, stdlib only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,11 +40,6 @@ METHODS: dict[Method, Known] = {
 }
 # What AUTO chooses among where `allow` is not written.
 ALLOWED = (Method.TOP_K, Method.QSGD, Method.BF16)
-
-
-def methods_of(how: Compression) -> set[Method]:
-    """That of all parameters, and those of its rules."""
-    return {how.method, *(rule.method for rule in how.param)}
 
 
 def settings_read(method: Method, allow: Sequence[Method] = ()) -> Mapping[str, Setting]:

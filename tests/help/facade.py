@@ -57,7 +57,7 @@ _BY_MODULE = {
     "data.scratch": "CopyStopped",
     # Numerics
     "wire.operators": "Draw",
-    "wire.compressing": "operator",
+    "wire.messages": "Kept operator",
     "comm.group": "peers",
     "wire.server": "Line open_lines",
     "engine": "augment evaluate losses mixing",

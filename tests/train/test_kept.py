@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 from compressing import make
-from facade import CompressedItem, Memory, Method
+from facade import CompressedItem, Kept, Memory, Method
 from torch import nn
 
 from stagerun.comm import SoloComm
-from stagerun.wire.reducer import CompressedReducer, Kept, Residual
+from stagerun.wire.reducer import CompressedReducer, Cut, Residual
 from stagerun.wire.values import METHODS as KNOWN
 
 SHAPES = {"conv.weight": (16, 3, 3, 3), "conv.bias": (16,), "fc.weight": (10, 200), "fc.bias": (10,)}
@@ -32,7 +32,7 @@ def iterations(method: Method, memory: Memory, every: int, whole: bool = False, 
     operators = [make(method, shape, memory=memory) for shape in shapes]
     runs, kept = [range(1)], Kept(every)
     reducer = CompressedReducer(
-        parameters, operators, SoloComm(), runs, seed=1, whole=len(parameters) * whole,
+        parameters, operators, SoloComm(), runs, Cut(seed=1, whole=len(parameters) * whole),
         residual=Residual(parameters, runs, 0) if memory is Memory.RESIDUAL else None, kept=kept,
     )  # fmt: skip
     found, draw = [], torch.Generator().manual_seed(1)
