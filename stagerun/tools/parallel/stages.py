@@ -159,8 +159,8 @@ class _Run:
             when = f"and saved after iteration {own[-1].iter}" if own else "before its first iteration"
             say(f"stage {name}: stopped {when}")
         elif code != ExitCode.DONE:
-            ended = f"ended with exit code {code}" if code > 0 else "was killed"
-            text = f"stage `{name}` {ended}; the same command goes on from its newest snapshot:"
+            ended = f"ended with exit code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+            text = f"stage `{name}` {ended}; the same command goes on from its newest snapshot{':' if said else ''}"
             self.failed.append((code if code > 0 else int(ExitCode.PEER), "\n".join([text, *said])))
         elif own and (done := read_result(self.keeper.out, own[-1])) is not None:
             top1 = "not evaluated" if done.top1 is None else f"top-1 {percent(done.top1)}"
