@@ -5,7 +5,7 @@ Of JPEG (by `jpeg.header`) and PNG (W3C, third edition); others are only told ap
 
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from stagerun.data import jpeg
 from stagerun.data.jpeg import BadImage
@@ -25,7 +25,8 @@ _MAGIC = (
 _ORIENTATION = 0x0112
 
 
-class Header(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Header:
     family: str  # "JPEG", "PNG", ...
     kind: str  # "progressive grey JPEG", "grey PNG", "GIF", ...
     height: int  # as stored, before any rotation; 0 x 0 of other formats than JPEG and PNG

@@ -7,7 +7,7 @@ damaged JPEGs `jpeg.decoder` says how far that was tried.)
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,8 @@ class Training:
     side: Callable[[int], int | None] | None = None
 
 
-class Job(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Job:
     """A batch being made: `indices` are the records at its positions; `numbers` and
     `colours` are uint64[count, ...]; `param` is the transform, its crop_size that of this batch."""
 

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections import Counter
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import cv2
 import numpy as np
@@ -38,7 +38,8 @@ _NEARLY_ALL = 0.99
 UNUSABLE = "unusable"  # the kind of an image that can't be used
 
 
-class Look(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Look:
     """How an image is stored: its kind in words, size in pixels as stored, and restart interval (JPEG; 0: none).
 
     `sums` are those of B, G and R over all pixels, three times the same for a grey image, `squares` those of their squares; `channels`
@@ -88,7 +89,7 @@ def look(fields: Fields, pixels: bool, image: Image | None = None) -> Look:
     sums = [round(value) for value in cv2.sumElems(image)[:channels]]
     squares = [round(cv2.norm(cv2.extractChannel(image, c), cv2.NORM_L2SQR)) for c in range(channels)]
     (b, g, r), (b2, g2, r2) = (values if channels == 3 else values * 3 for values in (sums, squares))
-    return found._replace(channels=channels, sums=(b, g, r), squares=(b2, g2, r2))
+    return replace(found, channels=channels, sums=(b, g, r), squares=(b2, g2, r2))
 
 
 # Mean and standard deviation of all pixels, per channel.

@@ -10,7 +10,7 @@ bit IEEE 754 fixes. Logarithm, sine and cosine are series here: two C libraries 
 
 import functools
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import cv2
 import numpy as np
@@ -142,7 +142,8 @@ def _too_small(given: tuple[int, int], now: tuple[int, int], setting: str, hint:
 # places; the tests compare the two.
 
 
-class Places(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Places:
     """Where n images are cut: the rectangle of height x width at `top`, `left` (int64[n], of the padded image) is cut out and mirrored
     where `mirror` (bool[n]) says so. `cutout` is as in a Batch."""
 

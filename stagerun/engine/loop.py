@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +13,7 @@ from stagerun.base.recipe import OnNan, Solver
 from stagerun.comm import Reducer
 from stagerun.engine.images import Batch
 from stagerun.engine.state import TrainState, finite
-from stagerun.engine.update import Arithmetic, Outcome, hopeless, update
+from stagerun.engine.update import Arithmetic, Outcome, Pieces, hopeless, update
 from stagerun.schedule.plateau import PlateauState, follow
 
 _OVERFLOWED = "a weight, or what is remembered of its updates, is not finite after the update"
@@ -203,7 +203,7 @@ def diverged(loop: StageLoop, failed: NotFinite) -> Diverged:
 def _update(
     loop: StageLoop,
     state: TrainState,
-    pieces: Iterable[tuple[int, Batch, bool]],
+    pieces: Pieces,
     reducer: Reducer,
     stop: Callable[[], bool],
     too_late: Callable[[int], bool],

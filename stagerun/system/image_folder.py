@@ -10,6 +10,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 from stagerun.base.errors import DataError, PermissionDenied, StorageError, UsageError, listing
@@ -29,7 +30,8 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
 
 
-class Listed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Listed:
     """`names`: paths of the images relative to `root`, POSIX, in the order of their labels; `counts`: how many each class has."""
 
     root: str

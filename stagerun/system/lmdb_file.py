@@ -15,6 +15,7 @@ import struct
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,7 +75,8 @@ def check_file(path: str) -> int:
     return LmdbFile(path).meta.entries
 
 
-class Meta(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Meta:
     """What the file says of itself."""
 
     page_size: int

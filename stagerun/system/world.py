@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from stagerun.base.errors import PeerError
 from stagerun.system.host import cpu_quota
@@ -25,7 +24,8 @@ class World:
     launcher: str = ""
 
 
-class _Launcher(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Launcher:
     """Names of variables; of several for one thing, the first that is set counts. Where `present` are not all set, or one of
     `absent` is, this launcher did not start the process."""
 

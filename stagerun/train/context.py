@@ -1,4 +1,4 @@
-"""What a worker has for the whole of its process life, and for the stage that it is in."""
+"""The state of one worker: for the whole process, and for the current stage."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -32,8 +32,8 @@ _RATE, _FILES_S = 50e6, 1.0
 
 
 class Stopping:
-    """A request to stop, and the seconds that are left then, as `grace_left` says; None before anyone has asked. `snapshot_s`: the longest
-    that a snapshot has taken, 0 before the first; rank 0 alone knows, and asks for a stop in time for all."""
+    """A request to stop. `grace_left`: seconds left, None before anyone has asked. `snapshot_s`: seconds of the slowest snapshot so far, 0 before
+    the first; only rank 0 knows, and asks all ranks to stop in time."""
 
     def __init__(self, grace_left: Callable[[], float | None] = lambda: None) -> None:
         self.grace_left = grace_left
@@ -44,7 +44,7 @@ class Stopping:
         return self.grace_left() is not None
 
     def expect(self, size: int) -> None:
-        """Snapshots will have so many bytes."""
+        """Set the size of the snapshots to come, in bytes."""
         self._expected_s = _FILES_S + size / _RATE
 
     def left(self) -> float | None:
@@ -55,8 +55,8 @@ class Stopping:
 
 @dataclass(slots=True)
 class Context:
-    """What one worker of a run has for the whole of its process life. `keeper`, `screen` and `say` are rank 0's: the output folder that it
-    holds, where events go (None: to the terminal) and where words go."""
+    """One worker of a run, for the whole process. Only rank 0 has `keeper` (the output folder, which it holds), `screen` (receives events; None: the
+    terminal) and `say` (receives messages)."""
 
     schedule: Schedule
     out: str
@@ -77,7 +77,7 @@ class Context:
     say: Callable[[str], None] = tell
     settle: Callable[[int], object] = lambda code: None  # hears the exit code once all is saved, before anyone is told
     rest: bool = False  # this process has trained stages side by side (`--parallel`), and does now what is left
-    placed: Note | None = None  # which cores the workers are bound to
+    placed: Note | None = None  # the cores that the workers are bound to
     others: str = ""  # what other ranks compute with, where that differs from rank 0 (`environment.other_machines`)
     rules_checked: bool = False  # every stage's `param`, `freeze` and weights fit its network
     images: Images = field(init=False)

@@ -14,7 +14,7 @@ from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import TrainState
 from stagerun.engine.timed import timed_train
-from stagerun.engine.update import Arithmetic, Outcome, update
+from stagerun.engine.update import Arithmetic, Outcome, Pieces, update
 from stagerun.system.pulse import beating
 from stagerun.train.context import Context, StageRun
 
@@ -72,7 +72,7 @@ class Exchange:
 
     def update(
         self,
-        pieces: Iterable[tuple[int, Batch, bool]],
+        pieces: Pieces,
         knobs: Knobs | Callable[[float], Knobs],
         reducer: Reducer,
         how: Arithmetic,

@@ -83,7 +83,7 @@ def _take_up_progress(run: StageRun, state: TrainState) -> None:
             lacks = "how its loss went, and lr_policy is `plateau`"
         elif found.best is None and solver.early_stop is not None:
             lacks = "what it was tested for, and the stage has `early_stop`"
-        if lacks and run.planned.state is State.RESUME:
+        if lacks and run.resumes:
             raise ResumeRefused(
                 f"the snapshot of stage `{run.stage.name}` does not say {lacks}",
                 "it was made without; take `--redo` for the stage, or another --out",

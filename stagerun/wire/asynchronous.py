@@ -20,7 +20,6 @@ from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, diverged, failure, iterated, overdue, whats_due
 from stagerun.engine.state import momentum, weights
 from stagerun.engine.update import Outcome, clip_summed, not_finite, summed, too_fast
-from stagerun.plan import State
 from stagerun.schedule.sync import boundaries
 from stagerun.train.agreement import rank0
 from stagerun.train.context import Context, StageRun
@@ -47,7 +46,7 @@ class Asynchronous(Measured):
                 redo = f"train it anew with `--redo {name}`; `--replay` makes it once more in another folder"
                 raise ResumeRefused(text, redo)
             try:
-                if run.planned.state is State.RESUME and run.files is not None and ARRIVALS in run.files:
+                if run.resumes and run.files is not None and ARRIVALS in run.files:
                     self.arrivals = run.files[ARRIVALS]
                     record = record_of(self.arrivals)
                 if worker.replaying is not None:

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,8 @@ from stagerun.base.errors import DataError, StorageError
 from stagerun.system.image_folder import Listed
 
 
-class Item(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Item:
     """One image. `name` is its relative path, POSIX, as Caffe's convert_imageset puts it into the key.
 
     Bytes of a path that are not UTF-8 are in `name` as os.fsdecode makes them; os.fsencode gives them back.

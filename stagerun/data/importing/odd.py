@@ -8,8 +8,8 @@ with a reason out of REASONS. Sizes are compared with the limit before anything 
 import io
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -77,7 +77,8 @@ Colour = tuple[int, int, int]  # R, G, B
 WHITE: Colour = (255, 255, 255)
 
 
-class Judged(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Judged:
     """`data` is to be stored: what was given, or its conversion; `kind` says how `data` is encoded (as Facts.kinds)."""
 
     kind: str  # "baseline JPEG", "progressive JPEG", "grey JPEG", "progressive grey JPEG", "PNG" or "grey PNG"

@@ -18,9 +18,10 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import lmdb
 import numpy as np
@@ -62,7 +63,8 @@ def records_in(folder: Path) -> int:
         raise DataError(error.message, "something changed it; add --restart to begin anew") from None
 
 
-class Note(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Note:
     """Something to report about an image: `what` is counted, `text` is the detail, `bad` means that it was left out."""
 
     name: str
@@ -90,7 +92,7 @@ class Seen:
         """Rows and notes from position `first` on. Returns when they are on disk. lmdb.Error."""
         with self._env.begin(write=True) as txn:
             for at, (row, notes) in enumerate(entries, first):
-                said = json.dumps([note._asdict() for note in notes]).encode() if notes else b""
+                said = json.dumps([asdict(note) for note in notes]).encode() if notes else b""
                 txn.put(b"%08d" % at, row + said)
 
     def read(self, most: int | None = None) -> tuple[Rows, list[Note]]:

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -160,7 +159,8 @@ FUNCTIONS = (
 )
 
 
-class Library(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Library:
     path: str
     calls: ctypes.CDLL
 

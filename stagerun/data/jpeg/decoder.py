@@ -9,7 +9,8 @@ damaged, and goes on: they come out the same whether the rest is looked at or no
 when they give up: there OpenCV alone decides about a file that another one warns of. `stagerun data verify --decode` finds such files.
 """
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import cv2
 import numpy as np
@@ -31,7 +32,8 @@ _FLAGS = {
 }
 
 
-class Rectangle(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Rectangle:
     """A part of an image, in pixels from the top left."""
 
     top: int
@@ -40,7 +42,8 @@ class Rectangle(NamedTuple):
     width: int
 
 
-class Request(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Request:
     """What is wanted: rows top .. top + height of the picture reduced `shrink` times, likewise columns."""
 
     channels: int

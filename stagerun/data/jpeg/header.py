@@ -7,7 +7,7 @@ only chooses the way: each decoder reads the header again by itself, and must fi
 import enum
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +61,8 @@ class Reach(enum.Enum):
     ODD = "CMYK, arithmetic coding and the like: only the whole, by OpenCV"
 
 
-class Header(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Header:
     """`frame_at` is the place of the FF of the marker that holds the size, `scan_at` of the scan's first byte."""
 
     height: int

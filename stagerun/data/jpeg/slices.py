@@ -7,7 +7,7 @@ libjpeg smooths the colour with the neighbours: one pixel more than the part is 
 the markers up to the part's end are all there and numbered in order; else nothing is cut.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import simplejpeg
@@ -23,7 +23,8 @@ NARROWEST = 8
 MARKER = 2  # bytes of one
 
 
-class Grid(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Grid:
     """Segments as a grid: each (but those at the right and bottom edge) is `height` x `width` pixels."""
 
     height: int
@@ -32,7 +33,8 @@ class Grid(NamedTuple):
     columns: int
 
 
-class Window(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Window:
     """The cells of a grid that are cut out, and the part of the picture that they are."""
 
     cells: Grid

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from stagerun.base.errors import StorageError
 from stagerun.base.text import size
@@ -108,7 +107,8 @@ def _open_folder(folder: Path) -> int:
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
 
-class Original(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Original:
     """One state of an LMDB that is copied. `path` as it was given; `size` and `mtime_ns` are those of data.mdb."""
 
     path: str
@@ -169,7 +169,8 @@ def read_manifest(folder: Path) -> Manifest | None:
     return manifest if len(manifest.blocks) in (0, -(-manifest.size // BLOCK)) else None
 
 
-class Found(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Found:
     """A folder of stagerun's in the scratch folder."""
 
     folder: Path

@@ -10,8 +10,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from stagerun.base.errors import DataError, PermissionDenied, StorageError
 from stagerun.data.scratch import layout
@@ -48,7 +48,8 @@ _STREAMS = 4
 _LINE = re.compile(r"^([0-9]{1,9}) ([0-9a-f]{64})$", re.MULTILINE)  # of the journal
 
 
-class Progress(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Progress:
     """Bytes of all copies that were asked for at once. `waiting`: another process makes them."""
 
     done: int

@@ -101,7 +101,7 @@ class Prepared:
             return replace(made, notes=(*made.notes, Note(printable(made.key), "copied as it is", error.message)))
         record = datum.SerializeToString()
         stored = look(parse(record), False)
-        return replace(made, record=record, look=made.look._replace(kind=stored.kind, interval=stored.interval))
+        return replace(made, record=record, look=replace(made.look, kind=stored.kind, interval=stored.interval))
 
 
 def _signature(source: LmdbSource) -> str:

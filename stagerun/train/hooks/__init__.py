@@ -1,8 +1,7 @@
-"""What hangs on the events of a stage: each feature is an object that sees them (`stage.hooks_of` lists them in their order).
+"""The features of a stage: each is an object that sees the events of the stage in turn (`stage.hooks_of` lists them).
 
-The loop of the engine yields what has happened or is due: Iterated, SnapshotDue, TestDue, Stopped and so on. Each event goes through the
-hooks in turn. A hook yields it on, with what it has to add before or after it, or something else in its place; what one hook yields, the
-next one sees. The last one yields to the log.
+The engine's loop yields what happened or is due: Iterated, SnapshotDue, TestDue, Stopped and so on. A hook passes an event on, adds events
+before or after it, or replaces it. The next hook sees what this one yields; what the last one yields goes to the log.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ class SetScore:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """An evaluation inside the stage is complete: the same scores on every rank, those of the first set first. It stays among the hooks:
+    """An evaluation inside the stage is complete. Every rank has the same scores, those of the first set first. Only hooks see this event;
     the log has a Tested for each score."""
 
     iter: int
@@ -36,13 +35,14 @@ Seen = Event | Evaluated
 
 class Hook(Protocol):
     def on(self, event: Seen) -> Iterator[Seen]:
-        """Yield the event on, with what comes of it. Called on every rank. SnapshotDue, TestDue, Evaluated and Stopped come alike on all, and
-        Iterated and NotFinite do but for `method: ASYNC`: what all ranks call together belongs to these. Others, as of snapshots that
-        are written, come on rank 0 alone."""
+        """Yield the event, and what follows from it. Called on every rank.
+
+        SnapshotDue, TestDue, Evaluated and Stopped come on all ranks alike; so do Iterated and NotFinite, except with `method: ASYNC`. Only
+        at these may a hook call something collective. SnapshotWritten and others come on rank 0 only."""
 
 
 def pass_through(hooks: Sequence[Hook], event: Seen) -> Iterator[Event]:
-    """What the hooks make of an event."""
+    """Send an event through the hooks; yield what comes out."""
     if hooks:
         for seen in hooks[0].on(event):
             yield from pass_through(hooks[1:], seen)

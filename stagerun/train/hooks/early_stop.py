@@ -1,4 +1,4 @@
-"""Where `early_stop` ends a stage."""
+"""`early_stop`: ends a stage when evaluations no longer improve."""
 
 import math
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from stagerun.train.hooks import Evaluated, Seen
 
 
 class EarlyStop:
-    """Goes by the evaluations of the trained weights, and says where the stage ends by one: the loop looks at `state.best`. All ranks have
+    """Follows the evaluations of the trained weights, and marks the end of the stage in `state.best`, where the loop looks. All ranks have
     the same scores."""
 
     def __init__(self, run: StageRun, state: TrainState) -> None:

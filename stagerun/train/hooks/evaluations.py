@@ -1,4 +1,4 @@
-"""Evaluations inside a stage. Every evaluation of a run, that after a stage's end too, is one call of `evaluate_state`."""
+"""Evaluations inside a stage. Every evaluation of a stage, including the one at its end, is one call of `evaluate_state`."""
 
 import time
 from collections.abc import Generator, Iterator
@@ -25,7 +25,7 @@ from stagerun.train.stage_loop import normalise_for
 
 
 class Evaluations:
-    """Evaluates where it is due. Yields Evaluated, or Stopped if asked to stop meanwhile."""
+    """Evaluates when an evaluation is due. Yields Evaluated, or Stopped if a stop was asked for meanwhile."""
 
     def __init__(self, run: StageRun, state: TrainState) -> None:
         self.run, self.state = run, state

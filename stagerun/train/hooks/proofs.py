@@ -17,13 +17,13 @@ from stagerun.train.progress import STATE, progress_of
 
 
 class Proofs:
-    """The chain of one stage. Every rank has one; rank 0 digests and yields. `newest` is the newest link; rank 0's."""
+    """The chain of one stage. Every rank has this hook; rank 0 digests and yields. `newest`: the newest link, on rank 0."""
 
     def __init__(self, run: StageRun, state: TrainState, loop: StageLoop) -> None:
         self.run, self.state, self.loop = run, state, loop
         files, audit = run.files, run.stage.solver.audit
         self.every = audit.proof_iter if audit is not None else 0
-        goes_on = self.every and run.stage.average is None  # a stage without proofs hands no chain on
+        goes_on = self.every and run.stage.average is None  # a stage without proofs starts no chain, and continues none
         self.newest = progress_of(files).proof if goes_on and files is not None and STATE in files else ""
 
     def at_start(self) -> Iterator[Proof]:

@@ -1,4 +1,4 @@
-"""The first and the last of the hooks: what the iterations add up to, and what the log gets to see."""
+"""The first hook, which adds the iterations up, and the last, which makes the events of the log."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +12,7 @@ from stagerun.train.hooks import Seen
 
 
 class Counted:
-    """Keeps the losses and seconds of the stage, and shows the monitor each iteration. Yields what the monitor wants the user to know."""
+    """Adds up the losses and seconds of the stage, and sends the monitor a heartbeat. Yields the monitor's messages to the user."""
 
     def __init__(self, run: StageRun) -> None:
         self.run = run

@@ -1,4 +1,4 @@
-"""Snapshots of one stage: where they are due, where the run is asked to stop, at the end, and of what is trained when something fails."""
+"""Snapshots of one stage: when one is due, at a stop, at the end, and after a failure."""
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
@@ -9,7 +9,6 @@ from stagerun.base.errors import ExitCode, StagerunError
 from stagerun.base.events import Event, Iterated, Note, NotFinite, SnapshotDue, Stopped
 from stagerun.base.recipe import OnNan
 from stagerun.engine.state import digests, finite
-from stagerun.plan import State
 from stagerun.system.pulse import Section
 from stagerun.train.agreement import ToldByAnother, compare, rank0
 from stagerun.train.context import StageRun
@@ -22,15 +21,15 @@ from stagerun.train.stage_start import Started
 
 
 class Snapshots:
-    """Every rank has one, since before a snapshot the ranks compare what they hold; rank 0 writes, with `writer`.
+    """Every rank has this hook, since the ranks compare their states before a snapshot. Rank 0 writes it, with `writer`.
 
-    `saved`: the iteration of the newest snapshot asked for, -1 before; `said_ended`: it says that `early_stop` ends the stage there."""
+    `saved`: the iteration of the newest snapshot asked for, -1 before the first. `said_ended`: that one says that `early_stop` ends the stage."""
 
     def __init__(self, run: StageRun, started: Started, proofs: Proofs) -> None:
         self.run, self.state, self.exchange, self.proofs = run, started.state, started.exchange, proofs
         self.comm = run.worker.comm
         planned, keeper = run.planned, run.worker.keeper
-        resumes = planned.state is State.RESUME
+        resumes = run.resumes
         self.saved = self.state.iter if resumes else -1  # a stop before the first update has nothing to write
         self.said_ended = False
         self.writer: Snapshotter | None = None
@@ -56,7 +55,7 @@ class Snapshots:
             self.writer.keeper.require_not_lost()  # the others then find rank 0 gone
 
     def save(self) -> Generator[Event, None, str]:
-        """Return when the snapshot of the present iteration is on disk: its name. Collective; StorageError on rank 0 if it can't be."""
+        """Write the snapshot of the current iteration, wait until it is on disk, and return its name. Collective; StorageError on rank 0."""
         state, writer = self.state, self.writer
         # A snapshot written by a stop lacks the stage-ended flag; rewrite it.
         lacks_end = state.best.ended and not self.said_ended
@@ -68,20 +67,19 @@ class Snapshots:
         return rank0(self.comm, lambda: writer.require(state.iter).name if writer is not None else "")
 
     def wait(self) -> Iterator[Event]:
-        """Wait for the snapshot under way, and yield what became of it."""
+        """Wait for the snapshot that is being written, and yield its outcome."""
         if self.writer is not None:
             with self.comm.pulse.section(Section.SAVE):
                 yield from self.writer.wait()
 
     def rescue(self) -> Iterator[Event]:
-        """Save what is trained, on rank 0, after images that can't be used, a disk that fails, or a peer that is gone, perhaps because it
-        met such.
+        """Save the current state on rank 0, after images that can't be used, a failing disk, or the loss of a peer.
 
-        The state is that of the last whole update: the images of an update, and the sum of all gradients, come before anything of it
-        is applied. No rank waits for another here; what keeps the snapshot from being written is less than what went wrong before.
+        The state is that of the last complete update, since nothing is applied before all images were read and all gradients summed. No rank
+        waits for another here. If this snapshot fails too, the first error still counts.
 
-        Not where the snapshot needs what the other ranks have: without it training would go on to other bits than from the snapshot before.
-        RuntimeError is torch's, of a GPU.
+        Nothing is saved if the snapshot needs what other ranks hold: without that, the run would resume to other bits than from the snapshot
+        before. RuntimeError is torch's, of a GPU.
         """
         run, state = self.run, self.state
         if self.writer is None or state.iter in (self.saved, run.planned.iter):
@@ -95,7 +93,7 @@ class Snapshots:
             yield from self.wait()
 
     def _stop(self, event: Stopped) -> Iterator[Event]:
-        """Save what there is, and say where the run stops."""
+        """Save the state, and yield where the run stops."""
         iter, reason = self.state.iter, event.reason
         if self.run.stage.solver.on_nan is OnNan.ROLLBACK and not finite(self.state):
             # The update overflowed, and no loss has shown it yet. Don't save: the next process retrains this stretch from the snapshot
@@ -110,7 +108,7 @@ class Snapshots:
         yield replace(event, iter=iter, reason=reason)
 
     def _begin(self, alone: bool = False) -> Iterator[Event]:
-        """Compare what the ranks hold, and start to write it. Collective, unless `alone`: then the other ranks may be gone."""
+        """Compare the states of the ranks, and start to write a snapshot. Collective, unless `alone`: then the other ranks may be gone."""
         state, writer, notes = self.state, self.writer, list[Note]()
 
         def agreed(found: Mapping[str, int]) -> bool:
@@ -133,11 +131,11 @@ class Snapshots:
                     yield from writer.wait()
                     raise
         self.said_ended = state.best.ended
-        self.saved = state.iter  # not before: what a peer's death keeps from being compared is still to be saved
+        self.saved = state.iter  # only now: if a peer dies during the comparison, this is still to be saved
         yield from notes
 
     def _hand_in(self, notes: list[Note]) -> None:
-        """The part of the other ranks in a snapshot that rank 0 writes."""
+        """What the other ranks do for a snapshot that rank 0 writes."""
         self.exchange.gather(keep=False)
         if not self._agreed(notes, digests(self.state), finite(self.state)):
             raise ToldByAnother(ExitCode.DIVERGED)
