@@ -72,12 +72,10 @@ class Way:
 
     def copy(self, host: Host) -> list[str]:
         """One call of rsync, which copies the schedule into a folder that is the user's own."""
-        if _is_here(host):
-            place = os.path.expanduser(self.folder)
-            os.makedirs(place, exist_ok=True)
-            return [*_RSYNC, self.copied, f"{place}/"]
         folder = _quoted(self.folder)
         make = f"mkdir -p {folder} && test -O {folder} && rsync"
+        if _is_here(host):
+            return ["/bin/sh", "-c", f"{make} {shlex.join([*_RSYNC[1:], self.copied])} {folder}/"]
         place = self.folder.removeprefix("~/")  # relative to the home there
         remote = shlex.join([*self.ssh, *_OPTIONS])
         return [*_RSYNC, "-e", remote, f"--rsync-path={make}", self.copied, f"{host.name}:{place}/"]

@@ -78,5 +78,8 @@ def test_one_call_of_rsync_copies_the_schedule(schedule, tmp_path):
     typed = (tmp_path / "typed").read_text().splitlines()
     assert typed[-2:] == [str(schedule), "user@far:x y/"]
     assert "--rsync-path=mkdir -p \"$HOME\"/'x y' && test -O \"$HOME\"/'x y' && rsync" in typed
+    words[3] = "localhost"
+    done = small.stagerun(*words, "--sync", "/proc/here", env=env)
+    assert done.returncode == 69 and "localhost: the schedule can't be copied there: mkdir: " in done.stderr
     done = small.stagerun(*words, "--sync", "here", env=env)
     assert done.returncode == 64 and "is not an absolute path" in done.stderr
