@@ -21,7 +21,7 @@ from stagerun.language.proto.manual import COMMENTS
 
 ROOT = Path(__file__).parents[2]
 
-LINES = {"package": 71_410, "tests": 41_891}
+LINES = {"package": 71_410, "tests": 41_898}
 CASES = 11_077  # lines in tests/cases
 TOKENS = 525_663
 FILES = 446

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import contract
 import numpy as np
 import pytest
 import tiny
-from facade import DataError, Iterated, Note, ResumeRefused, RunFinished, StageFinished, Stopped
+from facade import DataError, Event, Iterated, Note, ResumeRefused, RunFinished, StageFinished, Stopped
 from PIL import Image
 from test_run_trees import go, of
 
@@ -60,19 +61,25 @@ def command(folder: Path, *words: object) -> str:
 def test_the_same_bits_as_from_the_lmdb_also_where_import_and_training_were_stopped(photos, tmp_path):
     """The import commits after every 1000 images, and waits for a commit before the next one."""
     photos, stored = shutil.copytree(photos, tmp_path / "photos"), np.load(tiny.STORED)["images"]
-    for i in range(400, 2200):
-        (photos / "train" / "c0" / f"{i}.pgm").write_bytes(b"P5 28 28 255\n" + stored[i].tobytes())
+    for i in range(400, 4200):
+        image = stored[i % len(stored)]
+        (photos / "train" / "c0" / f"{i}.pgm").write_bytes(b"P5 28 28 255\n" + image.tobytes())
     for kind in ("train", "val"):
         command(tmp_path, "data", "import", photos / kind, tmp_path / kind)
     lmdb = tuple(f'data.{kind}.source="{tmp_path / kind}"' for kind in ("train", "val"))
     go(photos, tmp_path / "lmdb", *lmdb)
 
     out = tmp_path / "out"
-    first = go(
-        photos,
-        out,
-        stop=lambda seen: any(file.stat().st_size > 8192 for file in out.glob("data/*.partial/positions/data.mdb")),
-    )
+
+    def once_committed(seen: list[Event]) -> bool:
+        """Wait for the first commit: the import may be over before `stop` is asked again."""
+        deadline = time.monotonic() + 60
+        while not any(file.stat().st_size > 8192 for file in out.glob("data/*.partial/positions/data.mdb")):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return True
+
+    first = go(photos, out, stop=once_committed)
     assert isinstance(first[-1], Stopped) and "while the images were imported" in first[-1].reason
     assert not (out / "snapshots").exists() or not list((out / "snapshots").iterdir())
 
