@@ -209,7 +209,7 @@ def main() -> None:
     torch.set_num_threads(options.threads or torch.get_num_threads())
     settings = {"precision": recipe.Precision(options.precision.upper()), "compiled": options.compile}
     for name in options.case:
-        case = replace(CASES[name], **settings, device=torch.device(options.device))
+        case = replace(CASES[name], **settings, device=torch.empty(0, device=options.device).device)
         case = replace(case, batch=options.batch or case.batch)
         probe = by_hand(case, make_batches(case))
         probe(2)
