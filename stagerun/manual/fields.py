@@ -247,15 +247,33 @@ resize, image size, resolution, input size, crop
   See `stagerun help crop_size`, `stagerun help random_resize_param`, `stagerun help crop_size_ramp_param`, `stagerun
   data import --help`.
 
-augmentation, augment, flip, rotation, randaugment, mixup, cutmix, normalisation, transforms, own augmentation, custom augmentation, albumentations
+augmentation, augment, flip, rotation, cutout, random erasing, random resized crop, randaugment, mixup, cutmix, normalisation, transforms, own augmentation, custom augmentation, albumentations
   `transform_param` says what is done to each training image, `mixup_alpha` and `cutmix_alpha` to pairs of them. A
-  stage that sets `transform_param` replaces all of it. `python: "aug.py:augment"` in it is a function of your own.
+  stage inherits it field by field; `clear: "transform_param.cutout_size"` takes a field away. torchvision's
+  `RandomResizedCrop(scale=(0.5, 1))` is `random_resized_crop_param { min_area_ratio: 0.5 }`. Only RandAugment,
+  TrivialAugment and a function of your own, `python: "aug.py:augment"`, rotate.
   See `stagerun help TransformParameter`, `stagerun help mixup_alpha`, `stagerun help cutmix_alpha`, `stagerun help
   label_smoothing`, `stagerun data show --help`.
 
-warmup, warm up
-  A straight line from `warmup_start_lr` to `base_lr` at the start of a stage.
+warmup, warm up, cycle, cycles, warm restart, re warmup, rewarmup, peak, joint, joints
+  A straight line from `warmup_start_lr` to `base_lr` at the start of a stage. A later stage that has one is a cycle: its
+  `warmup_start_lr` is the rate at which the stage before ends. `stagerun plan DIR` notes every jump at a joint.
   See `stagerun help warmup_iter`, `stagerun help warmup_start_lr`, `stagerun help decay_from`.
+
+tree, trees, branch, branches, sweep, grid, grid search, hyperparameters, names
+  A stage starts from any stage, or from an iteration of it: `from: "trunk@4000"`. Several parents, or a `sweep` for each
+  combination of values, make a stage each. What they share is trained once.
+  See `stagerun help designing`, `stagerun help StageEntry`, `stagerun help Sweep`, `stagerun help Ensemble`.
+
+stale, fresh, redo, edit, digest, identity
+  A stage is stale if a field that its snapshots depend on has changed, or its parent has. `run` then stops and asks for
+  `--redo STAGE`, or for the old value. `plan` says which stages are stale, and why. Names and comments don't count.
+  See `stagerun help running-and-resuming`, `stagerun run --help`, `stagerun plan --help`.
+
+inherit, inherited, merge, override, default
+  A stage inherits `solver` of the schedule field by field, inside messages too. A list replaces a list; `clear` takes
+  fields away. `stagerun plan DIR --why STAGE.FIELD` shows where a value comes from.
+  See `stagerun help designing`, `stagerun help clear`, `stagerun help Schedule.solver`, `stagerun plan --help`.
 
 resume, continue, restart, checkpoint, crash
   The same `stagerun run DIR` goes on after anything. `snapshot` says how much a crash costs at most; a stop saves.

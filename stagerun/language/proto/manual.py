@@ -21,7 +21,8 @@ COMMENTS: dict[str, str] = {
         "Where the images are. Required."
     ),
     "Schedule.solver": (
-        "What every stage starts from: any field of Solver. A field that a stage's own file sets replaces the one here whole."
+        "What every stage inherits, field by field, inside messages too: any field of Solver. A list in a stage replaces the list here;\n"
+        "`clear` takes inherited fields away."
     ),
     "Schedule.stage": (
         "The stages, in the order in which they are shown. At least one."
@@ -51,8 +52,8 @@ COMMENTS: dict[str, str] = {
         "that the schedule no longer has is still this stage's. Letters, digits, `_` and `-`. Required."
     ),
     "StageEntry.solver": (
-        "The stage's own Solver file, relative to the schedule's folder. Default: NAME.prototxt. A stage whose settings stand in\n"
-        "`solver_param` has none, and one whose every `sweep` has a `solver` needs none."
+        "The stage's own Solver file, relative to the schedule's folder. Default: NAME.prototxt. Several stages may name the same file. A\n"
+        "stage with `solver_param` has no file; without a file every `sweep` of the stage needs a `solver`."
     ),
     "StageEntry.from": (
         "The stage this one starts from. Default: the stage above; of the first stage, and with `from: \"\"`, freshly drawn weights.\n"
@@ -65,15 +66,15 @@ COMMENTS: dict[str, str] = {
         "false: neither this stage nor what starts from it is trained; both are still checked. New in stagerun."
     ),
     "StageEntry.sweep": (
-        "Makes a stage for each entry in place of one, named NAME_ENTRY, or NAME_PARENT_ENTRY where there are several parents. New in\n"
-        "stagerun."
+        "Each `sweep` makes a stage in place of the one NAME: NAME_ENTRY, or NAME_PARENT_ENTRY if the entry has several parents. There is\n"
+        "no product: for a grid, write a `sweep` for each combination. New in stagerun."
     ),
     "StageEntry.solver_param": (
         "What the stage's own file would say, written here in its place: any field of Solver. Moving a file's text here, or back, changes\n"
         "nothing else and makes no snapshot stale. New in stagerun."
     ),
     "Sweep": (
-        "One stage of several that differ in a few fields."
+        "One point of a sweep: one stage of several that differ in a few fields."
     ),
     "Sweep.name": (
         "The end of the stage's name: `low` in stage `collapse` makes `collapse_low`. Letters, digits, `_` and `-`. Required."
@@ -82,7 +83,7 @@ COMMENTS: dict[str, str] = {
         "The stages this one starts from. Default: what the stage's own `from` says."
     ),
     "Sweep.solver": (
-        "What is different: any field of Solver. A field set here replaces the one in the stage's file whole."
+        "What is different: any field of Solver, merged field by field into what the stage's file or `solver_param` says."
     ),
     "Ensemble": (
         "Several trained stages, evaluated as one network: `ensemble { name: \"all\" members: \"collapse\" }`. New in stagerun."
@@ -345,14 +346,16 @@ COMMENTS: dict[str, str] = {
         "A stage: how the weights move, on what images, and how often it is looked at."
     ),
     "Solver.clear": (
-        "Fields to forget that `Schedule.solver` sets, so that the default counts again: `clear: \"warmup_iter\"`.\n"
-        "New in stagerun."
+        "Inherited fields to take away, so that the default counts again: `clear: \"warmup_iter\"`, a list of them, or a path that leaves the\n"
+        "rest of its message: `clear: [\"mixup_alpha\", \"transform_param.pad\"]`. `clear: \"transform_param\"` takes the whole message away; what\n"
+        "the stage sets itself in `transform_param` then stands alone. New in stagerun."
     ),
     "Solver.base_lr": (
         "Learning rate that the policy starts from. 0 or more. Required. Caffe's."
     ),
     "Solver.lr_policy": (
-        "How the learning rate goes on from base_lr over the iterations of the stage. Required. Caffe's:\n"
+        "The learning rate as a function of iter, counted from the start of the stage, or from the end of its warm-up with\n"
+        "`decay_from: WARMUP_END`. Required. Caffe's:\n"
         "  fixed      base_lr\n"
         "  step       base_lr * gamma ^ floor(iter / stepsize)\n"
         "  exp        base_lr * gamma ^ iter\n"
@@ -388,14 +391,15 @@ COMMENTS: dict[str, str] = {
     "Solver.warmup_iter": (
         "Iterations of linear warm-up at the start of the stage, from warmup_start_lr towards base_lr:\n"
         "(iter * base_lr + (warmup_iter - iter) * warmup_start_lr) / warmup_iter. From warmup_iter on the policy is read at the\n"
-        "iteration counted from the start of the stage, so that a falling policy drops at the joint. Default: no warm-up.\n"
+        "iteration counted from the start of the stage, so that a falling policy drops at the joint; `decay_from: WARMUP_END` avoids the\n"
+        "drop. Default: no warm-up.\n"
         "SURFsara Caffe's."
     ),
     "Solver.warmup_start_lr": (
         "Learning rate of iteration 0 of the warm-up. 0 or more. SURFsara Caffe's."
     ),
     "Solver.decay_from": (
-        "Where the policy counts its iterations from. Default: STAGE_START. New in stagerun."
+        "Where the policy of a stage with a warm-up counts its iterations from. Default: STAGE_START. New in stagerun."
     ),
     "Solver.policy_start_iter": (
         "The iteration that warm-up and policies read at the first update of the stage. 0 as in Caffe; 1 for recipes that count an update before they look up its\n"
@@ -540,8 +544,8 @@ COMMENTS: dict[str, str] = {
         "What is done to the training images. Caffe's."
     ),
     "Solver.test_transform_param": (
-        "What is done to the images of an evaluation. Default: transform_param without what is drawn at random (mirror, pad,\n"
-        "random_aspect_ratio_param, random_resize_param and the like), cropped from the centre. Caffe has a TEST layer for this."
+        "What is done to the images of an evaluation. Default: mean, scale and crop_size of transform_param, cropped from the centre, and\n"
+        "nothing that is drawn at random: no mirror, pad, random crop or resize, colours, cutout. Caffe has a TEST layer for this."
     ),
     "Solver.mixup_alpha": (
         "Trains on pairs of images laid over each other: x = r*x1 + (1-r)*x2 with r drawn from Beta(mixup_alpha, mixup_alpha) for\n"
@@ -732,9 +736,9 @@ COMMENTS: dict[str, str] = {
         "Caffe's."
     ),
     "DecayFrom.WARMUP_END": (
-        "The end of the warm-up: the policy starts there, at its own iteration 0, and reaches its end at the end of the stage, with\n"
-        "policy_start_iter that many iterations earlier. Iterations of its other fields (lr_iter, stepvalue, knots, ...) are counted\n"
-        "from there too."
+        "The end of the warm-up: the policy starts there from base_lr and reaches its end at the end of the stage; max_iter in its formula\n"
+        "is then the number of iterations after the warm-up. Iterations of its other fields (lr_iter, stepvalue, knots, ...) are counted from\n"
+        "there too. A policy_start_iter moves the end that many iterations forward."
     ),
     "Knot": (
         "A point of a line. Either iter or epoch is required."
@@ -1016,8 +1020,8 @@ COMMENTS: dict[str, str] = {
         "carries everything. New in stagerun."
     ),
     "Carry.momentum": (
-        "ZERO: momentum starts at zero, as with Caffe's `--weights`. KEEP: it goes on, and so does all else that a solver type\n"
-        "remembers, the t of `Adam` among it; both stages then have types that remember the same. Default: ZERO."
+        "The momentum buffers and whatever else a solver type remembers, such as the t of `Adam`. ZERO: start at zero, as with Caffe's\n"
+        "`--weights`. KEEP: carry them over; both stages then have types that remember the same. Default: ZERO."
     ),
     "Carry.data": (
         "CONTINUE: the images go on where the stage before stopped, in mid-epoch too. RESTART: from the first image of the first\n"
