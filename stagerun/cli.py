@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from importlib import import_module
 from typing import Any
 
 import click
@@ -12,11 +11,12 @@ from click.shell_completion import CompletionItem
 
 import stagerun
 from stagerun.base import text
-from stagerun.base.errors import EXIT_MEANINGS, ExitCode, nearest
+from stagerun.base.errors import ExitCode, nearest
+from stagerun.base.wings import wing
 from stagerun.command.ending import printable, tell, width_of
 from stagerun.system import signals
 
-EXIT_CODES = "\b\nExit codes:\n" + "\n".join(f"  {int(code):3}  {text}" for code, text in EXIT_MEANINGS.items())
+EXIT_CODES = "\b\nExit codes:\n" + "\n".join(f"  {int(code):3}  {code.meaning}" for code in ExitCode)
 
 Rows = Sequence[tuple[str, str, str]]
 
@@ -97,7 +97,7 @@ GROUPS: dict[str, tuple[str, Rows]] = {
     ),
     "import": (
         "Makes a schedule's folder of another program's files. (Images become LMDBs with `stagerun data import`.)",
-        (("caffe", "stagerun.tools.caffe.command:caffe", "Makes a schedule of Caffe's solver files and nets."),),
+        (("caffe", "stagerun.caffe.importer.command:caffe", "Makes a schedule of Caffe's solver files and nets."),),
     ),
 }
 # What people of other programs, or of stagerun before 1.0, type; and what to type now.
@@ -144,6 +144,8 @@ OPTIONS_INSTEAD = {
     ),
     "--lint": "findings are always shown, and fail with --strict",
     "--model": "the network is `model` in schedule.prototxt, also in what `import caffe` writes",
+    "--root": "it was retired: copy the nets beside the solver files, and write absolute paths to the images",
+    "--no-nets": "it was retired: give a net that `net` names, and change `model` in the written schedule.prototxt",
     "--keep": "it was retired: undo the edit of the stage, which `stagerun plan` names, or --redo the stage",
 }
 
@@ -172,7 +174,9 @@ class Group(click.Group):
             return Group(name, rows, help=about)
         module, _, function = place.partition(":")
         with signals.held():  # numpy's library starts threads
-            command: click.Command = getattr(import_module(module), function)
+            command: click.Command | None = wing(f"{module.removeprefix('stagerun.')}.{function}")
+        if command is None:
+            ctx.fail(f"this installation lacks {'/'.join(module.split('.')[:2])}: install all of stagerun")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -9,12 +9,11 @@ _EXAMPLE = 'write `"mynet.py:build"` for a file beside the schedule, `"package.m
 
 
 class WrongCode(ValueError):
-    """A text that names no function. `hint` says what to write."""
+    """A text that names no function; `hint` says what to write. A ValueError, since a snapshot's recipe may hold such a text."""
 
-    def __init__(self, message: str, hint: str = _EXAMPLE) -> None:
+    def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message, self.hint = message, hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +61,10 @@ def code_of(text: str) -> Code:
             f"`{text}` names a file and no function in it", f'write `"{text}:build"`, if it is called `build`'
         )
     if not function.isidentifier():
-        raise WrongCode(f"`{function}` can't be the name of a function")
+        raise WrongCode(f"`{function}` can't be the name of a function", _EXAMPLE)
     if not place.endswith(".py"):
         if not _DOTTED.fullmatch(place):
-            raise WrongCode(f"`{place}` is neither a Python file nor the name of a package")
+            raise WrongCode(f"`{place}` is neither a Python file nor the name of a package", _EXAMPLE)
         return Code("", place, function)
     parts = place.removesuffix(".py").split("/")
     if place.startswith(("/", "~")) or ".." in parts:

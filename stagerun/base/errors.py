@@ -1,18 +1,6 @@
 """What can go wrong, as values: problems with a place in a file, errors with an exit code.
 
-    StagerunError              base: message, hint, exit code
-     ├─ RecipeError            mistakes in solver files or arguments: all of them at once, each with its place      64
-     ├─ UsageError             an argument that names nothing                                                       64
-     ├─ DataError              an LMDB or a record that can't be used                                                65
-     ├─ PeerError              a worker, host or service is gone                                                     69
-     ├─ FolderInUseError       another run holds the output folder                                                   73
-     ├─ StorageError           the disk is full, read-only or gone                                                   74
-     ├─ PermissionDenied       a folder or file may not be read or written                                           77
-     ├─ ResumeRefused          what is on disk was made from something else, is damaged, or shows no progress        78
-     ├─ Diverged               the loss is not finite                                                                79
-     └─ RanksDiffer            workers hold other weights than others                                                80
-
-Library code raises these; only the command line turns them into text and an exit code. An exception of another kind
+Library code raises subclasses of StagerunError; only the command line turns them into text and an exit code. An exception of another kind
 that reaches the user is a bug of stagerun (70).
 """
 
@@ -21,40 +9,35 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from stagerun.base.text import count, listed
+
 
 class ExitCode(enum.IntEnum):
     """How a command ended. Only 69, 74, 75, 80 and death by a signal are worth trying again as they are."""
 
-    DONE = 0
-    RECIPE = 64
-    DATA = 65
-    PEER = 69
-    BUG = 70
-    IN_USE = 73
-    STORAGE = 74
-    SAVED = 75
-    PERMISSION = 77
-    RESUME_REFUSED = 78
-    DIVERGED = 79
-    RANKS_DIFFER = 80
-    INTERRUPTED = 130
+    meaning: str
 
+    DONE = 0, "done"
+    RECIPE = 64, "a mistake in a solver file or on the command line"
+    DATA = 65, "images that can't be used"
+    PEER = 69, "a worker, host or service is gone; the same command goes on"
+    BUG = 70, "a bug of stagerun"
+    IN_USE = 73, "another run holds the output folder"
+    STORAGE = 74, "disk full, read-only or gone, or a limit of this shell (ulimit)"
+    SAVED = 75, "stopped and saved; the same command goes on"
+    PERMISSION = 77, "no permission for a file or folder"
+    RESUME_REFUSED = (
+        78,
+        "refused, for what is on disk: made from something else, damaged, pinned, or no progress in three lives",
+    )
+    DIVERGED = 79, "the loss is not finite"
+    RANKS_DIFFER = 80, "a worker held other weights than the others; the same command goes on from the last snapshot"
+    INTERRUPTED = 130, "interrupted; nothing saved since the last snapshot"
 
-EXIT_MEANINGS = {
-    ExitCode.DONE: "done",
-    ExitCode.RECIPE: "a mistake in a solver file or on the command line",
-    ExitCode.DATA: "images that can't be used",
-    ExitCode.PEER: "a worker, host or service is gone; the same command goes on",
-    ExitCode.BUG: "a bug of stagerun",
-    ExitCode.IN_USE: "another run holds the output folder",
-    ExitCode.STORAGE: "disk full, read-only or gone, or a limit of this shell (ulimit)",
-    ExitCode.SAVED: "stopped and saved; the same command goes on",
-    ExitCode.PERMISSION: "no permission for a file or folder",
-    ExitCode.RESUME_REFUSED: "refused, for what is on disk: made from something else, damaged, pinned, or no progress in three lives",
-    ExitCode.DIVERGED: "the loss is not finite",
-    ExitCode.RANKS_DIFFER: "a worker held other weights than the others; the same command goes on from the last snapshot",
-    ExitCode.INTERRUPTED: "interrupted; nothing saved since the last snapshot",
-}
+    def __new__(cls, code: int, meaning: str = "") -> "ExitCode":
+        self = int.__new__(cls, code)
+        self._value_, self.meaning = code, meaning
+        return self
 
 
 # Another start of the same command may mend these; with another code it would end in the same way.
@@ -85,13 +68,14 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something about a solver file. `source` is the line that `span` points into."""
+    """Something about a solver file. `source` is the line that `span` points into; `id` that of a finding's rule."""
 
     message: str
     span: Span
     source: str = ""
     hint: str = ""
     level: Level = Level.MISTAKE
+    id: str = ""
 
     @property
     def head(self) -> str:
@@ -131,14 +115,13 @@ class StagerunError(Exception):
 
 
 class RecipeError(StagerunError):
-    """Mistakes in solver files or arguments; `problems` are sorted by place."""
+    """Mistakes in solver files or arguments, all of them at once; `problems` are sorted by place."""
 
     exit_code = ExitCode.RECIPE
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems: tuple[Problem, ...] = tuple(sorted(problems, key=lambda p: p.span))
-        count = len(self.problems)
-        super().__init__(f"{count} mistake{'s' if count != 1 else ''}")
+        super().__init__(count(len(self.problems), "mistake"))
 
     def render(self) -> str:
         return "\n\n".join([*(p.render() for p in self.problems), self.message])
@@ -148,14 +131,20 @@ class RecipeError(StagerunError):
 
 
 class UsageError(StagerunError):
+    """An argument that names nothing."""
+
     exit_code = ExitCode.RECIPE
 
 
 class DataError(StagerunError):
+    """An LMDB or a record that can't be used."""
+
     exit_code = ExitCode.DATA
 
 
 class PeerError(StagerunError):
+    """A worker, host or service is gone."""
+
     exit_code = ExitCode.PEER
 
 
@@ -164,6 +153,8 @@ class FolderInUseError(StagerunError):
 
 
 class StorageError(StagerunError):
+    """The disk is full, read-only or gone."""
+
     exit_code = ExitCode.STORAGE
 
 
@@ -172,6 +163,8 @@ class PermissionDenied(StagerunError):
 
 
 class ResumeRefused(StagerunError):
+    """What is on disk was made from something else, is damaged, or shows no progress."""
+
     exit_code = ExitCode.RESUME_REFUSED
 
 
@@ -193,8 +186,7 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 def listing(words: Sequence[str], last: str = "or") -> str:
     """`a`, `b` or `c`; `last`: the word before the last one."""
-    quoted = [f"`{w}`" for w in words]
-    return quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + f" {last} " + quoted[-1]
+    return listed([f"`{word}`" for word in words], last=last)
 
 
 # -- the mistakes of several files: the only mutable thing here, alive while one schedule is read
@@ -203,10 +195,10 @@ LONGEST_LINE = 200  # characters of a line that are shown
 
 
 class Problems:
-    """Mistakes found so far. The same message at the same place (a setting that five stages inherit) counts once."""
+    """Mistakes and findings so far. The same message at the same place (a setting that five stages inherit) counts once, and so do
+    messages of the same `key`. The `id` of a finding ends its message."""
 
     def __init__(self, files: Iterable[tuple[str, str]] = ()) -> None:
-        """`files`: the path and text of each, as `Schedule.files`, whose lines are shown."""
         self._found: dict[tuple[Span, str], Problem] = {}
         self._lines: dict[str, list[str]] = {}
         for path, text in files:
@@ -225,8 +217,13 @@ class Problems:
         """Makes the lines of a text known, before mistakes in it are added."""
         self._lines[path] = text.split("\n")
 
-    def add(self, span: Span, message: str, hint: str = "") -> None:
-        self._found.setdefault((span, message), Problem(message, span, self.line(span), hint))
+    def add(
+        self, span: Span, message: str, hint: str = "", level: Level = Level.MISTAKE, id: str = "", key: str = ""
+    ) -> None:
+        if (span, key or message) not in self._found:
+            source = "" if level is Level.NOTE else self.line(span)
+            text = f"{message} [{id}]" if id else message
+            self._found[span, key or message] = Problem(text, span, source, hint, level, id)
 
     def line(self, span: Span) -> str:
         """The line that a place is in, as far as it can be shown; '' where it is not known."""

@@ -1,16 +1,39 @@
 """What happens in a run, as values. The loop yields them, sinks show and store them; nothing flows back.
 
 Every rank makes them, in the same order but for what rank 0 alone knows: snapshots, and notes on them, on other ranks, on what is
-promised, and Compressed. Only rank 0 has sinks. `OUT/log.jsonl` holds one line per event with the fields below and `time` (seconds since the
-epoch) and `event` (the class's name). `sent_bytes`, `dense_bytes` and `gradients` are left out where
-they say nothing, `staleness` and `replica` where they are None.
+promised, and Compressed. Only rank 0 has sinks. `OUT/log.jsonl` holds one line per event: its fields, `time` (seconds since the
+epoch) and `event` (the class's name), without `sent_bytes`, `dense_bytes`, `gradients`, `staleness` and `replica` that say nothing.
 """
 
+import hashlib
 from dataclasses import dataclass
+from typing import ClassVar
+
+from typing_extensions import dataclass_transform  # which torch brings; of typing from Python 3.11 on
+
+from stagerun.base.text import count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStarted:
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Each subclass is a frozen dataclass, made by keywords. `kinds` has them by name."""
+
+    kinds: ClassVar[dict[str, type["Event"]]] = {}
+    __test__ = False  # no case of pytest, for which it takes TestDue and Tested
+
+    def __init_subclass__(cls) -> None:
+        Event.kinds[cls.__name__] = dataclass(frozen=True, kw_only=True)(cls)
+
+
+class StageEvent(Event):
+    """`iter`: updates of the stage done by then."""
+
+    stage: str
+    iter: int
+
+
+class RunStarted(Event):
     schedule: str
     out: str
     workers: int
@@ -28,16 +51,14 @@ class RunStarted:
     rest: bool = False  # the same process has trained stages side by side, and does now what is left
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class Note(Event):
     """Something the user should know; `warning` if it may need an answer."""
 
     text: str
     warning: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageStarted:
+class StageStarted(Event):
     stage: str
     number: int  # 1-based, of all stages
     iter: int  # `begins`, or where it goes on
@@ -48,16 +69,14 @@ class StageStarted:
     carried_over: str = ""  # from the stage it starts from, in words
     iterations_left: int = 0  # of all stages, this one among them; rank 0 knows
     train_seconds: float = 0.0  # spent on the stage's iterations before, over all process lives; rank 0 knows
-    # That rank 0 would send in an iteration whose gradients all workers add up uncompressed; 0 where every iteration does that.
-    dense_bytes: int = 0
+    dense_bytes: int = 0  # that rank 0 would send in an iteration without compression; 0 where every iteration is one
     gradients: str = ""  # how they are sent, in words; '' where they are added up as they are at every iteration
     begins: int = 0  # the stage's first iteration: that of its `solverstate`
     weights: str = ""  # the file that its weights come from, if it begins now and has no stage before it
     display: int = 1  # iterations from one that is displayed to the next; 0: none; 1 in logs of before
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressionChosen:
+class CompressionChosen(Event):
     """How a stage's gradients are compressed (`method: AUTO`): now, or as it was chosen before, which has nothing of what was tried."""
 
     stage: str
@@ -68,19 +87,15 @@ class CompressionChosen:
     @property
     def words(self) -> str:
         """`dense`, `TOP_K`, `dense for 34 tensors, TOP_K for 16`"""
-        found = [("dense" if method == "NONE" else method, tensors) for method, tensors, *_ in self.methods]
-        if len(found) == 1:
-            return found[0][0]
-        first, *rest = (f"{method} for {tensors}" for method, tensors in found)
-        return ", ".join([f"{first} tensor{'s' * (found[0][1] != 1)}", *rest])
+        (first, tensors), *rest = [("dense" if name == "NONE" else name, n) for name, n, *_ in self.methods]
+        if not rest:
+            return first
+        return ", ".join([f"{first} for {count(tensors, 'tensor')}", *(f"{name} for {n}" for name, n in rest)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Iterated:
+class Iterated(StageEvent):
     """One weight update was done. `iter` counts it; lr, momentum and weight_decay are those it was done with."""
 
-    stage: str
-    iter: int
     epoch: float  # of the stage's training set, along the path of ancestors
     lr: float
     momentum: float
@@ -94,13 +109,10 @@ class Iterated:
     replica: int | None = None  # of the same, the rank that computed it; rank 0 knows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotFinite:
-    """One iteration had a loss or gradients that are not finite; weights and momentum are as before it. After a rollback a
-    StageStarted (or PieceStarted) says where training goes on."""
+class NotFinite(StageEvent):
+    """One iteration had a loss or gradients that are not finite; weights and momentum are as before it. `iter`: updates done before it.
+    After a rollback a StageStarted (or PieceStarted) says where training goes on."""
 
-    stage: str
-    iter: int  # updates done before it
     lr: float  # that it would have been done with
     what: str  # is not finite, in words
     done: str  # about it; of recipe.OnNan: STOP also where it has come once too often
@@ -115,33 +127,25 @@ class NotFinite:
     until: int | None = None  # of a stretch that is trained once more (PieceStarted)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Renamed:
-    """What a stage has of the time when it was called otherwise. Of the life of the last RunStarted; rank 0 knows."""
+class Renamed(Event):
+    """Snapshots of a stage under its earlier name. Rank 0 knows."""
 
     stage: str
     snapshots: tuple[str, ...]  # by their names on disk
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PieceStarted:
-    """A stretch of a stage that has that behind it is trained once more, for a snapshot at `until`. Nothing else comes of it: its
-    updates are reported as Retraced, and nothing is evaluated."""
+class PieceStarted(StageEvent):
+    """A finished stretch of a stage is trained again, for a snapshot at `until`: its updates are Retraced, and nothing is evaluated."""
 
-    stage: str
-    iter: int
     until: int
     start: str  # what its weights come from, in words
     children: tuple[str, ...]  # the stages that will start there; rank 0 knows
     iterations_left: int = 0  # of all that is to be done, this among them; rank 0 knows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retraced:
+class Retraced(StageEvent):
     """One weight update of such a stretch was done, as an Iterated of the stage reported once."""
 
-    stage: str
-    iter: int
     until: int
     lr: float
     loss: float
@@ -161,48 +165,37 @@ class CompressedItem:
     bytes: int  # of the message
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compressed:
-    """How the gradients of a displayed iteration were compressed, which an Iterated or a Retraced has reported: of rank 0's first
-    sender, in model order. Rank 0 knows."""
+class Compressed(StageEvent):
+    """How the gradients of a displayed iteration were compressed: by rank 0's first sender, in model order. Rank 0 knows."""
 
-    stage: str
-    iter: int
     items: tuple[CompressedItem, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Synchronised:
+class Synchronised(StageEvent):
     """The replicas of a stage (`sync_param`) have met after the iteration that an Iterated has reported."""
 
-    stage: str
-    iter: int
     bytes: int  # that this worker sent for it
     iterations: int  # since they last met or parted, or this process life began
     sent_bytes: int = 0  # in all of those, `bytes` among them
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """The state of a stage after `iter` updates (`audit_param { proof_iter }`). Rank 0 knows. Where the run comes by there once more, after a
-    kill or a rollback, it says the same once more."""
+class Proof(StageEvent):
+    """The state of a stage after `iter` updates (`audit_param { proof_iter }`), reported again after a kill or a rollback. Rank 0 knows."""
 
-    stage: str
-    iter: int
     state: str  # the digest of the state, 16 hexadecimal digits
-    chain: str  # of that, of `iter` and of the chain before (`schedule.audits.chained`); 32 hexadecimal digits
+    chain: str  # of that, of `iter` and of the chain before (`chained`); 32 hexadecimal digits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotDue:
-    stage: str
-    iter: int
+def chained(before: str, iter: int, state: str) -> str:
+    """The next link of a chain of proofs: BLAKE2b of the link before ('' at its start), the iteration and the state's digest, in hex."""
+    return hashlib.blake2b(f"{before} {iter} {state}".encode(), digest_size=16).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotWritten:
-    stage: str
-    iter: int
+class SnapshotDue(StageEvent):
+    pass
+
+
+class SnapshotWritten(StageEvent):
     name: str
     bytes: int
     blocked_seconds: float  # training stood still
@@ -210,57 +203,34 @@ class SnapshotWritten:
     cpu_seconds: float = 0.0  # of this process: copying, digests, writing, reading back, deleting older ones
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotFailed:
-    stage: str
-    iter: int
+class SnapshotFailed(StageEvent):
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TestDue:
-    stage: str
-    iter: int
-
-    __test__ = False  # not a test case of pytest
+class TestDue(StageEvent):
+    pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tested:
-    stage: str
-    iter: int
+class _Scored(StageEvent):
     images: int
     top1: float  # 0..1
     top5: float
     loss: float
     seconds: float
     ema: bool = False  # with the averaged weights (`ema_decay`) in place of the trained ones
-    val: str = ""  # the name of the first validation set, which decides; '' where it has none
+    val: str = ""  # the validation set's name; '' where it has none
     mean_ap: float | None = None  # mean average precision, 0..1, of images with several labels
 
-    __test__ = False
+
+class Tested(_Scored):
+    """The stage was evaluated on its first validation set, which decides."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TestedBeside:
+class TestedBeside(_Scored):
     """The same weights on another of the stage's validation sets, after a Tested."""
 
-    stage: str
-    iter: int
-    val: str  # its name
-    images: int
-    top1: float  # 0..1
-    top5: float
-    loss: float
-    seconds: float
-    ema: bool = False
-    mean_ap: float | None = None
 
-    __test__ = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageFinished:
+class StageFinished(Event):
     """A stage's last weights are on disk and evaluated. Also the content of OUT/results/SNAPSHOT.json."""
 
     stage: str
@@ -291,14 +261,10 @@ class StageFinished:
     class_ap: tuple[float | None, ...] = ()  # of each class; None of one that no image has
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnsembleTested:
-    """Several snapshots' weights were evaluated together: stages' last, or `trunk@6000`. Also the content of OUT/results/ensembles/NAME.json.
-
-    `snapshots`, `rule`, `batch_norm_iter`, `tested_on` and `tested_set` are what it was made from: while these are the same, it counts.
-    `attempt`, `serial`: of the newest snapshot that this process life had written by then, or could have (0 of an older version): what
-    comes after them in the order of snapshots was trained later.
-    """
+class EnsembleTested(Event):
+    """Several snapshots' weights were evaluated together: stages' last, or `trunk@6000`. Also the content of OUT/results/ensembles/NAME.json,
+    which counts while `snapshots`, `rule`, `batch_norm_iter`, `tested_on` and `tested_set` are the same. `attempt`, `serial`: snapshots after
+    these were trained later (0 in an older version)."""
 
     name: str
     rule: str  # of recipe.EnsembleRule
@@ -324,7 +290,6 @@ class EnsembleTested:
 
     @property
     def stages(self) -> frozenset[str]:
-        """The stages of the members."""
         return frozenset(member.partition("@")[0] for member in self.members)
 
     def undone_by(self, stage: str, iter: int) -> bool:
@@ -339,65 +304,30 @@ class EnsembleTested:
 
     @property
     def gain_over_mean(self) -> float:
-        """Top-1 over the mean of the members, as a fraction."""
         return self.top1 - self.mean_top1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped:
-    """The run ends before its end, on demand, with everything saved."""
+class Stopped(StageEvent):
+    """The run ends early, on demand, with everything saved."""
 
-    stage: str
-    iter: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class Failed(Event):
     """The run ends in an error. `text` is '' where another worker reports it; a killed run leaves no such line."""
 
     code: int  # errors.ExitCode
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFinished:
+class RunFinished(Event):
     trained: bool  # whether there was anything to do
     seconds: float
     not_chosen: tuple[str, ...] = ()  # stages that are still to be trained, and were left out; rank 0 knows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Indexed:
+class Indexed(Event):
     """In logs of earlier versions, which told readers what to skip. Nothing needs it any more."""
 
     since: int
     lines: tuple[int, ...]
-
-
-Event = (
-    RunStarted
-    | Renamed
-    | Note
-    | StageStarted
-    | CompressionChosen
-    | Iterated
-    | NotFinite
-    | PieceStarted
-    | Retraced
-    | Compressed
-    | Synchronised
-    | Proof
-    | SnapshotDue
-    | SnapshotWritten
-    | SnapshotFailed
-    | TestDue
-    | Tested
-    | TestedBeside
-    | StageFinished
-    | EnsembleTested
-    | Stopped
-    | Failed
-    | RunFinished
-    | Indexed
-)

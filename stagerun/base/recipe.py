@@ -1,206 +1,96 @@
-"""The resolved schedule, as frozen values: every default applied, every duration in iterations.
+"""The resolved schedule, as frozen values: every default applied, every duration in iterations. No I/O.
 
-Made by `language.resolve` alone; read by everything else. The meaning, unit and range of a field stand in
-`protos/stagerun.proto`, where the field has the same name; here only what differs is said. No I/O, stdlib only.
+Made by `language.resolve` alone; read by everything else. What a field means, its unit, range and default stand in `protos/stagerun.proto`,
+where the field has the same name (`proto.path_to`); here only what differs is said.
 """
 
-import enum
 import posixpath
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from stagerun.base import proto
 from stagerun.base.code import Sources
 from stagerun.base.errors import Span
+from stagerun.base.proto.enums_pb2 import (
+    Cache,
+    ChannelOrder,
+    DecayFrom,
+    Determinism,
+    EnsembleRule,
+    InterpMode,
+    LossType,
+    Memory,
+    Method,
+    Metric,
+    MomentumForm,
+    Normalization,
+    OnBadRecord,
+    OnNan,
+    PadMode,
+    ParamKind,
+    Precision,
+    Sampling,
+    Scope,
+    ScratchCopy,
+    ScratchFrom,
+    SyncMethod,
+    SyncMomentum,
+    SyncRule,
+    SyncStart,
+    VarianceNorm,
+    ZeroGamma,
+)
+
+if TYPE_CHECKING:
+    from typing import dataclass_transform
+else:
+
+    def dataclass_transform(**_):
+        return lambda function: function
 
 
-class Determinism(enum.Enum):
-    FIXED = "FIXED"
-    ELASTIC = "ELASTIC"
+PROTO: Any = object()  # in place of the default that stagerun.proto states
+T = TypeVar("T")
 
 
-class MomentumForm(enum.Enum):
-    CAFFE = "CAFFE"
-    TORCH = "TORCH"
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def message(kind: type[T]) -> type[T]:
+    """Make a frozen dataclass of the values of a message, with the defaults of stagerun.proto."""
+    for attribute, value in list(vars(kind).items()):
+        if value is PROTO:
+            stated = proto.default(proto.path_to(kind, attribute)[-1])
+            setattr(kind, attribute, kind.__annotations__[attribute](stated))
+    return dataclass(frozen=True, slots=True, kw_only=True)(kind)
 
 
-class Precision(enum.Enum):
-    FP32 = "FP32"
-    BF16 = "BF16"
-    FP64 = "FP64"
-
-
-class ParamKind(enum.Enum):
-    ANY = "ANY"
-    WEIGHT = "WEIGHT"
-    BIAS = "BIAS"
-    NORM = "NORM"
-
-
-class InterpMode(enum.Enum):
-    LINEAR = "LINEAR"
-    AREA = "AREA"
-    NEAREST = "NEAREST"
-    CUBIC = "CUBIC"
-    LANCZOS4 = "LANCZOS4"
-    ANTIALIAS = "ANTIALIAS"
-    AUTO = "AUTO"
-
-
-class PadMode(enum.Enum):
-    ZERO = "ZERO"
-    REFLECT = "REFLECT"
-
-
-class ChannelOrder(enum.Enum):
-    BGR = "BGR"
-    RGB = "RGB"
-
-
-class Sampling(enum.Enum):
-    UNIFORM = "UNIFORM"
-    BALANCED = "BALANCED"
-
-
-class DecayFrom(enum.Enum):
-    STAGE_START = "STAGE_START"
-    WARMUP_END = "WARMUP_END"
-
-
-class EnsembleRule(enum.Enum):
-    MEAN_PROBABILITY = "MEAN_PROBABILITY"
-    MEAN_LOGIT = "MEAN_LOGIT"
-    WEIGHT_AVERAGE = "WEIGHT_AVERAGE"
-
-    @property
-    def averages(self) -> bool:
-        """Whether it makes one network of the members' weights."""
-        return self is EnsembleRule.WEIGHT_AVERAGE
-
-
-class Cache(enum.Enum):
-    AUTO = "AUTO"
-    DISK = "DISK"
-    MEMORY = "MEMORY"
-    DEVICE = "DEVICE"
-
-
-class OnNan(enum.Enum):
-    STOP = "STOP"
-    SKIP = "SKIP"
-    ROLLBACK = "ROLLBACK"
-
-
-class Retired(enum.Enum):
-    """Values that retired fields had where they were not written: canonical forms still have them."""
-
-    BEFORE = "BEFORE"
-    MEASURED = "MEASURED"
-    STOP = "STOP"
-
-
-class ZeroGamma(enum.Enum):
-    AS_PUBLISHED = "AS_PUBLISHED"
-    NONE = "NONE"
-    LAST = "LAST"
-    ALL = "ALL"
-
-
-class VarianceNorm(enum.Enum):
-    FAN_IN = "FAN_IN"
-    FAN_OUT = "FAN_OUT"
-    AVERAGE = "AVERAGE"
-
-
-class Method(enum.Enum):
-    """What is sent in place of a gradient. `wire.values` has what is known of each."""
-
-    NONE = "NONE"
-    TOP_K = "TOP_K"
-    RANDOM_K = "RANDOM_K"
-    THRESHOLD = "THRESHOLD"
-    TERNGRAD = "TERNGRAD"
-    QSGD = "QSGD"
-    POWER_SGD = "POWER_SGD"
-    BF16 = "BF16"
-    AUTO = "AUTO"
-
-
-class Scope(enum.Enum):
-    LAYERWISE = "LAYERWISE"
-    ENTIRE_MODEL = "ENTIRE_MODEL"
-
-
-class Memory(enum.Enum):
-    NONE = "NONE"
-    RESIDUAL = "RESIDUAL"
-
-
-class SyncMethod(enum.Enum):
-    LOCAL = "LOCAL"
-    DILOCO = "DILOCO"
-    ASYNC = "ASYNC"
-
-
-class SyncRule(enum.Enum):
-    CONSTANT = "CONSTANT"
-    QSR = "QSR"
-
-
-class SyncStart(enum.Enum):
-    WARMUP_END = "WARMUP_END"
-    STAGE_START = "STAGE_START"
-
-
-class SyncMomentum(enum.Enum):
-    KEEP = "KEEP"
-    AVERAGE = "AVERAGE"
-
-
-class LossType(enum.Enum):
-    SOFTMAX = "SOFTMAX"
-    BINARY = "BINARY"
-    DISTILL = "DISTILL"
-    PYTHON = "PYTHON"
-
-
-class Normalization(enum.Enum):
-    BATCH_SIZE = "BATCH_SIZE"
-    FULL = "FULL"
-
-
-class Metric(enum.Enum):
-    TOP1 = "TOP1"
-    LOSS = "LOSS"
-    MAP = "MAP"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Filler:
-    type: str = "constant"
-    value: float = 0.0
-    min: float = 0.0
-    max: float = 1.0
-    mean: float = 0.0
-    std: float = 1.0
-    variance_norm: VarianceNorm = VarianceNorm.FAN_IN
+    type: str = PROTO
+    value: float = PROTO
+    min: float = PROTO
+    max: float = PROTO
+    mean: float = PROTO
+    std: float = PROTO
+    variance_norm: VarianceNorm = PROTO
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Model:
     """`name` of a net of Caffe's: its path as written."""
 
     name: str
     num_classes: int
-    channels: int = 3
+    channels: int = PROTO
     # Of most networks, eps too; `language.networks` has those of each. None: those of each layer, in a network from outside.
     moving_average_fraction: float | None = 0.9
     eps: float | None = 1e-5
     moving_average_passes: int | None = None  # None: 1, and of a net of Caffe's as many as there are device batches
-    zero_gamma: ZeroGamma = ZeroGamma.AS_PUBLISHED
+    zero_gamma: ZeroGamma = PROTO
     fc_weight_filler: Filler | None = None
     fc_bias_filler: Filler | None = None
-    blur_pool: bool = False
-    spare_classes: bool = False  # of what `run` checks, not of the network: the canonical form leaves it out
+    blur_pool: bool = PROTO
+    spare_classes: bool = PROTO  # of what `run` checks, not of the network: the canonical form leaves it out
     args: str | None = None  # as `language.arguments` writes them
     # The Python files of a network from outside, which may be run. None where that isn't allowed: read from a snapshot.
     sources: Sources | None = None
@@ -208,7 +98,7 @@ class Model:
     input_shape: tuple[int, ...] = ()  # of an image, for which its layers are made: channels, height, width
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Source:
     source: str  # as written; `path` is what it means on this machine
     path: str
@@ -248,21 +138,21 @@ def _each_once(sources: Iterable[Source]) -> tuple[Source, ...]:
     return tuple(found.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Data:
     train: Source
     val: tuple[Source, ...] = ()  # the first decides wherever one number is needed
     scratch: str | None = None
-    shuffle: bool = True
+    shuffle: bool = PROTO
     loader_threads: int | None = None
-    cache: Cache = Cache.AUTO
-    on_bad_record: Retired = Retired.STOP
-    scratch_reserve: float = 1.0  # gigabytes
-    scratch_copy: Retired = Retired.BEFORE
-    scratch_from: Retired = Retired.MEASURED
+    cache: Cache = PROTO
+    on_bad_record: OnBadRecord = PROTO  # retired, as are the next two; canonical forms have them
+    scratch_reserve: float = PROTO  # gigabytes
+    scratch_copy: ScratchCopy = PROTO
+    scratch_from: ScratchFrom = PROTO
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class RandomAspectRatio:
     min_area_ratio: float
     max_area_ratio: float
@@ -271,57 +161,58 @@ class RandomAspectRatio:
     interp_mode: InterpMode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class RandomResize:
     min_size: int
     max_size: int
     interp_mode: InterpMode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class RandomResizedCrop:
-    min_area_ratio: float = 0.08
-    max_area_ratio: float = 1.0
-    min_aspect_ratio: float = 3 / 4
-    max_aspect_ratio: float = 4 / 3
-    max_attempt: int = 10
-    interp_mode: InterpMode = InterpMode.LINEAR
+    min_area_ratio: float = PROTO
+    max_area_ratio: float = PROTO
+    min_aspect_ratio: float = PROTO
+    max_aspect_ratio: float = PROTO
+    max_attempt: int = PROTO
+    interp_mode: InterpMode = PROTO
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class RandAugment:
-    num_ops: int = 2
-    magnitude: int = 9
-    num_magnitude_bins: int = 31  # retired, as are all but two fields of RandomResizedCrop; canonical forms have them
+    num_ops: int = PROTO
+    magnitude: int = PROTO
+    # Retired, as are all but two fields of RandomResizedCrop; canonical forms have them.
+    num_magnitude_bins: int = PROTO
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class CropSizeRamp:
     start_size: int
-    start_epoch: float = 0.0
+    start_epoch: float = PROTO
     end_epoch: float
-    multiple: int = 32
+    multiple: int = PROTO
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Transform:
-    scale: float = 1.0
-    mirror: bool = False
+    scale: float = PROTO
+    mirror: bool = PROTO
     crop_size: int | None = None
     mean_value: tuple[float, ...] = ()
-    pad: int = 0
+    pad: int = PROTO
     random_aspect_ratio: RandomAspectRatio | None = None
     random_resize: RandomResize | None = None
-    pad_mode: PadMode = PadMode.ZERO
+    pad_mode: PadMode = PROTO
     random_resized_crop: RandomResizedCrop | None = None
-    channel_order: ChannelOrder = ChannelOrder.BGR
+    channel_order: ChannelOrder = PROTO
     std_value: tuple[float, ...] = ()
-    cutout_size: int = 0
-    lighting_std: float = 0.0  # retired; canonical forms have it
+    cutout_size: int = PROTO
+    lighting_std: float = PROTO  # retired; canonical forms have it
     color_jitter: bool | None = None  # retired
     rand_augment: RandAugment | None = None
-    trivial_augment: bool = False
-    rectangular: bool = False
+    trivial_augment: bool = PROTO
+    rectangular: bool = PROTO
     crop_size_ramp: CropSizeRamp | None = None
     python: str | None = None
     mean_file: str | None = None
@@ -332,42 +223,40 @@ class Transform:
         return self.rand_augment is not None or self.trivial_augment
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class ParamRule:
-    name: str = "*"
-    kind: ParamKind = ParamKind.ANY
-    lr_mult: float = 1.0
-    decay_mult: float = 1.0
-    adapt: bool = True
+    name: str = PROTO
+    kind: ParamKind = PROTO
+    lr_mult: float = PROTO
+    decay_mult: float = PROTO
+    adapt: bool = PROTO
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Rename:
-    """`from_` is `from` in the language."""
-
-    from_: str
+    from_: str  # `from` in the language
     to: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Weights:
-    """WeightsParameter. `path`: what `file` means on this machine, an absolute path; of a snapshot that of its output folder; '' for
+    """`path`: what `file` means on this machine, an absolute path; of a snapshot that of its output folder; '' for
     published weights. `state`: the file is a .solverstate, and the weights are those that it names."""
 
     file: str
     path: str
     drop: tuple[str, ...] = ()
     rename: tuple[Rename, ...] = ()
-    strict: bool = True
+    strict: bool = PROTO
     state: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class CompressionRule:
     """The method for some parameters. Settings that the method doesn't read are None."""
 
-    name: str = "*"
-    kind: ParamKind = ParamKind.ANY
+    name: str = PROTO
+    kind: ParamKind = PROTO
     method: Method
     ratio: float | None = None
     threshold: float | None = None
@@ -376,9 +265,9 @@ class CompressionRule:
     memory: Memory = Memory.NONE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Compression:
-    """CompressionParameter. `ratio`, `threshold`, `qstates` and `rank` are None where the method doesn't read them. `allow` is empty for
+    """`ratio`, `threshold`, `qstates` and `rank` are None where the method doesn't read them. `allow` is empty for
     all but `AUTO`. `as_released` was retired; canonical forms have it."""
 
     method: Method
@@ -386,75 +275,69 @@ class Compression:
     threshold: float | None = None
     qstates: int | None = None
     rank: int | None = None
-    scope: Scope = Scope.LAYERWISE
+    scope: Scope = PROTO
     memory: Memory
-    as_released: bool = False
-    start_iter: int = 0
+    as_released: bool = PROTO
+    start_iter: int = PROTO
     allow: tuple[Method, ...] = ()
     param: tuple[CompressionRule, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Outer:
-    """OuterParameter."""
-
-    type: str = "Nesterov"
-    base_lr: float = 0.7
-    momentum: float = 0.9
+    type: str = PROTO
+    base_lr: float = PROTO
+    momentum: float = PROTO
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Sync:
-    """SyncParameter. `alpha` is None but with `QSR`, `outer` but with `DILOCO`, `max_staleness` but with `ASYNC`, and `period` with that."""
+    """`alpha` is None but with `QSR`, `outer` but with `DILOCO`, `max_staleness` but with `ASYNC`, and `period` with that."""
 
     method: SyncMethod
     replicas: int
-    rule: SyncRule = SyncRule.CONSTANT
+    rule: SyncRule = PROTO
     period: int | None = None
     alpha: float | None = None
-    start: SyncStart = SyncStart.WARMUP_END
-    momentum: SyncMomentum = SyncMomentum.KEEP
+    start: SyncStart = PROTO
+    momentum: SyncMomentum = PROTO
     outer: Outer | None = None
     max_staleness: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Loss:
-    """LossParameter. `teacher` is the name of a stage. `function`, `args` and `sources` are of `PYTHON`, and as in Model."""
+    """`teacher` is the name of a stage. `function`, `args` and `sources` are of `PYTHON`, and as in Model."""
 
     type: LossType
-    normalization: Normalization = Normalization.BATCH_SIZE
+    normalization: Normalization = PROTO
     teacher: str | None = None
-    temperature: float = 4.0
-    weight: float = 0.5
+    temperature: float = PROTO
+    weight: float = PROTO
     function: str | None = None
     args: str | None = None
     sources: Sources | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class EarlyStop:
-    """EarlyStopParameter."""
-
     metric: Metric
     patience_iter: int
-    min_delta: float = 0.0
+    min_delta: float = PROTO
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Audit:
-    """AuditParameter."""
-
-    proof_iter: int = 100
+    proof_iter: int = PROTO
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Knot:
     iter: float  # of the policy; a knot that was written in epochs need not be a whole one
     factor: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Solver:
     """One stage's settings. Durations are iterations of this stage, whatever unit they were written in. Learning rates are
     those of batch_size: `base_lr_batch` is in them already."""
@@ -470,30 +353,28 @@ class Solver:
     stepvalue: tuple[int, ...] = ()
     lr_iter: int | None = None
     warmup_iter: int = 0
-    warmup_start_lr: float = 0.0
-    decay_from: DecayFrom = DecayFrom.STAGE_START
-    policy_start_iter: int = 0
-    end_lr: float = 0.0
-    start_lr: float = 0.0  # retired; canonical forms have it
+    warmup_start_lr: float = PROTO
+    decay_from: DecayFrom = PROTO
+    policy_start_iter: int = PROTO
+    end_lr: float = PROTO
+    start_lr: float = PROTO  # retired; canonical forms have it
     knot: tuple[Knot, ...] = ()
     plateau_winsize: tuple[int, ...] = ()
-    average_loss: int = 1
-    epoch_iter: float | None = (
-        None  # iterations of one epoch, in fractions; derived, and None in an older snapshot's recipe
-    )
-    type: str = "SGD"
-    momentum: float = 0.0
-    momentum2: float = 0.999
-    rms_decay: float = 0.99
-    delta: float = 1e-8
-    regularization_type: str = "L2"
-    local_lr_auto: bool = False
-    local_gw_ratio: float = 0.001
-    local_lr_passes: int = 1
+    average_loss: int = PROTO
+    epoch_iter: float | None = None  # of one epoch, in fractions; derived, and None in an older snapshot's recipe
+    type: str = PROTO
+    momentum: float = PROTO
+    momentum2: float = PROTO
+    rms_decay: float = PROTO
+    delta: float = PROTO
+    regularization_type: str = PROTO
+    local_lr_auto: bool = PROTO
+    local_gw_ratio: float = PROTO
+    local_lr_passes: int = PROTO
     ema_decay: float | None = None
-    ema_interval: int = 1
-    momentum_form: MomentumForm = MomentumForm.CAFFE
-    weight_decay: float = 0.0
+    ema_interval: int = PROTO
+    momentum_form: MomentumForm = PROTO
+    weight_decay: float = PROTO
     clip_gradients: float | None = None
     param: tuple[ParamRule, ...] = ()
     carry_momentum: bool = False
@@ -507,25 +388,25 @@ class Solver:
     sync: Sync | None = None
     transform: Transform = field(default_factory=Transform)
     test_transform: Transform = field(default_factory=Transform)
-    mixup_alpha: float = 0.0
-    cutmix_alpha: float = 0.0
-    label_smoothing: float = 0.0
+    mixup_alpha: float = PROTO
+    cutmix_alpha: float = PROTO
+    label_smoothing: float = PROTO
     loss: Loss | None = None
     early_stop: EarlyStop | None = None
     class_weight: tuple[float, ...] = ()
-    sampling: Sampling = Sampling.UNIFORM
+    sampling: Sampling = PROTO
     random_seed: int
-    precision: Precision = Precision.FP32
-    channels_last: bool = True
-    compile: bool = False
-    on_nan: OnNan = OnNan.STOP
-    max_nan: int = 3
+    precision: Precision = PROTO
+    channels_last: bool = PROTO
+    compile: bool = PROTO
+    on_nan: OnNan = PROTO
+    max_nan: int = PROTO
     audit: Audit | None = None
-    display: int = 100
-    test_interval: int = 0
+    display: int = PROTO
+    test_interval: int = PROTO
     test_iter: int | None = None
     test_batch_size: int
-    snapshot: int = 0
+    snapshot: int = PROTO
 
     @property
     def logical_workers(self) -> int:
@@ -600,6 +481,8 @@ MEAN_DIGEST = "mean.sha256"
 FILES = frozenset({WEIGHTS_DIGEST, MEAN_DIGEST})
 # The key in a snapshot's identity of the id of the snapshot that was its teacher; a stage's own identity has it in a plan alone.
 TEACHER = "teacher"
+# What the keys in `origins` of paths in `clear` that take nothing away begin with.
+CLEARED = "clear."
 # The key of the digest of the net of Caffe's that a stage trains. Not there for another network.
 NET = "model.net"
 # What the keys of the Python that a stage needs begin with: `code.mynet.py` and its digest, `code.timm` and its version.
@@ -614,7 +497,7 @@ TESTED_LABELS = "data.val.labels_digest"
 FLOAT_DATA = "float_data"  # in place of the name of a file with labels: the Datums have them
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Stage:
     """One node of the tree. `parent` is None for a stage that starts from the seed; `parent_iter` is the iteration of the
     parent that it starts from, None for the parent's end. `average` names the ensemble whose averaged weights it starts with; `parent` is then
@@ -633,7 +516,7 @@ class Stage:
     parent: str | None
     parent_iter: int | None = None
     average: str | None = None
-    enabled: bool = True
+    enabled: bool = PROTO
     group: str | None = None
     model: Model
     data: Data
@@ -660,17 +543,22 @@ class Stage:
         return next(filter(None, spans), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Ensemble:
     """`members`, groups and ranges resolved, in the order in which they are written: `trunk` for a stage's end, `trunk@6000` for a place
     before it. `shape`: of the decay that the average imitates (`schedule.averages`); None for the plain mean."""
 
     name: str
     members: tuple[str, ...]
-    rule: EnsembleRule = EnsembleRule.MEAN_PROBABILITY
-    batch_norm_iter: int = 100
+    rule: EnsembleRule = PROTO
+    batch_norm_iter: int = PROTO
     shape: str | None = None
     span: Span = field(default_factory=lambda: Span("", 1, 1))
+
+    @property
+    def averages(self) -> bool:
+        """Whether it makes one network of the members' weights."""
+        return self.rule is EnsembleRule.WEIGHT_AVERAGE
 
     @property
     def points(self) -> tuple[tuple[str, int | None], ...]:
@@ -688,7 +576,7 @@ def point(member: str) -> tuple[str, int | None]:
     return stage, int(iter) if mark else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Schedule:
     """`stages` are in the order in which they run: parents before children. `data` is what they share: which images a stage has, it says
     itself. `files` are (path, text) as read, the Python files that it names last. `sets`: which images the LMDBs hold (`image_sets.set_of`),
@@ -700,8 +588,8 @@ class Schedule:
     seed: int
     model: Model
     data: Data
-    determinism: Determinism = Determinism.FIXED
-    keep_snapshots: int = 3
+    determinism: Determinism = PROTO
+    keep_snapshots: int = PROTO
     stages: tuple[Stage, ...]
     ensembles: tuple[Ensemble, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
@@ -737,17 +625,11 @@ class Schedule:
 
     def ensemble(self, name: str) -> Ensemble:
         """The ensemble of that name. KeyError if there is none."""
-        for ensemble in self.ensembles:
-            if ensemble.name == name:
-                return ensemble
-        raise KeyError(name)
+        return {ensemble.name: ensemble for ensemble in self.ensembles}[name]
 
     def stage(self, name: str) -> Stage:
         """The stage of that name. KeyError if there is none."""
-        for stage in self.stages:
-            if stage.name == name:
-                return stage
-        raise KeyError(name)
+        return {stage.name: stage for stage in self.stages}[name]
 
     @property
     def training_sets(self) -> tuple[Source, ...]:

@@ -36,8 +36,8 @@ def told(solver: Solver, sizes: Sequence[int], images: int) -> str:
     weights = weights_of(solver, sizes) if sizes else []
     if not any(weights):
         return name
-    drawn = shares(weights, images)
-    seen = sum(min(n, size) for n, size in zip(drawn, sizes, strict=True))
-    rarest, commonest = (f((size, c) for c, size in enumerate(sizes) if drawn[c])[1] for f in (min, max))
-    ends = [f"class {c} ({sizes[c]}) {drawn[c] / sizes[c]:.3g} times" for c in dict.fromkeys((rarest, commonest))]
-    return f"{name}: an epoch has {seen} of {images} images; each of {', of '.join(ends)}"
+    drawn = {c: n for c, n in enumerate(shares(weights, images)) if n}
+    seen = sum(min(n, sizes[c]) for c, n in drawn.items())
+    ends = dict.fromkeys(end(drawn, key=lambda c: (sizes[c], c)) for end in (min, max))  # the rarest and the commonest
+    times = ", of ".join(f"class {c} ({sizes[c]}) {drawn[c] / sizes[c]:.3g} times" for c in ends)
+    return f"{name}: an epoch has {seen} of {images} images; each of {times}"

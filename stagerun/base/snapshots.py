@@ -14,15 +14,13 @@ TRAINING_SET = "training set"  # what a snapshot's `environment` calls the image
 class SnapshotRef:
     """One complete snapshot. `name` is its directory's name below OUT/snapshots; (stage, iter, attempt) is unique on disk.
 
-    `id` is a digest of its tensors (weights, momentum, averaged weights) and place, not of clock or machine: training the same thing again
-    gives the same id. `parent` is the id of the snapshot its stage started from, '' for the seed. `identity` is that of the stage when it
-    was trained (`recipe.Stage.identity`). `environment` is what the bits depend on besides: torch build, processor, threads, workers,
-    reducer, training set. `trained_as`: where a plan gave it to a stage of another name, the name it was trained under, which its directory
-    has; '' else. `serial` counts the snapshots that a process life has written, from 1, so that (attempt, serial) orders them without a
-    clock; 0 in one of an older version. `skipped`: images that `on_nan: ROLLBACK` has left out, along the path of ancestors up to here.
-    `began_empty`: the process life that wrote it found no snapshot in the folder when it began, so that it has trained itself whatever this
-    one came from. `id_stage`: the stage's name in `id`, if that is not the directory's: of a stage that was renamed what comes after goes
-    on with the first, or else what is trained again would be something else. `ended`: `early_stop` ended its stage there.
+    `id` is a digest of its tensors and place, not of clock or machine: training the same thing again gives the same id. `parent` is the id
+    of the snapshot its stage started from, '' for the seed. `identity` is that of the stage when it was trained, `environment` what the
+    bits depend on besides: torch build, processor, threads, workers, reducer, training set. `trained_as`: the name in its directory, where a
+    plan gave it to a stage of another name. `id_stage`: the stage's name in `id`, if that is not the directory's: a renamed stage keeps its
+    first name there, so that training it again gives the same ids. (attempt, serial) orders snapshots without a clock; `serial` counts those of
+    a process life from 1, and is 0 in an older version's. `skipped`: images that `on_nan: ROLLBACK` left out along the path of ancestors.
+    `began_empty`: its process life found no snapshot in the folder. `ended`: `early_stop` ended its stage there.
     """
 
     name: str
@@ -67,19 +65,16 @@ class SnapshotRef:
 
 
 def same_set(before: str, now: str) -> bool | None:
-    """Whether two texts of `image_sets.with_sets` are of the same images: by all of them where both know it, else by the sample that
-    both have, else by the names and sizes of the files that they were imported from; None where one is unknown."""
+    """Whether two texts of `image_sets.with_sets` are of the same images, by all of them, a sample or the imported files' names and sizes,
+    the first that both have; None if unknown."""
     old, new = (dict(re.findall(r"(sample|index|folder) (\w+)", text)) for text in (before, now))
     kind = next((kind for kind in ("index", "sample", "folder") if kind in old and kind in new), None)
     return None if kind is None else old[kind] == new[kind]
 
 
 def how_far(ref: SnapshotRef) -> tuple[int, int, int]:
-    """Orders the snapshots of one stage by how far its training has come: the greatest is the one to go on from.
-
-    The images that were left out come first. Each rollback adds to them, so whatever was trained after one is further than what
-    came before it, also at a smaller iteration: that lies on a way that was given up.
-    """
+    """Order the snapshots of one stage by progress. Images left out come first: each rollback adds to them, so what was trained after one
+    supersedes what came before it, also at a smaller iteration."""
     return ref.skipped, ref.iter, ref.attempt
 
 
@@ -90,8 +85,8 @@ def passed_over(name: str) -> str:
 
 @dataclass(frozen=True)
 class Inventory:
-    """The complete snapshots of an output folder, oldest first by (attempt, serial), and the names of damaged ones. `forbidden`: of those
-    that this user may not read, where someone only looks."""
+    """The complete snapshots of an output folder, oldest first by (attempt, serial), the names of damaged ones, and of those that this user
+    may not read."""
 
     snapshots: tuple[SnapshotRef, ...] = ()
     damaged: tuple[str, ...] = ()

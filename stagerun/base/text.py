@@ -1,14 +1,11 @@
 """Numbers and rows as people read them."""
 
-import csv
-import io
-import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
-from typing import Any, TextIO
+from typing import Any
 
 # C0 but tab and newline, DEL, C1; what turns the direction of writing; line separators; halves of a pair, as in a name that isn't UTF-8.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -19,13 +16,12 @@ def shown(text: str) -> str:
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-# Asked for the columns of the terminal that is printed on, the innermost last; none for a pipe or a file, where nothing is folded.
 _terminals: list[Callable[[], int | None]] = []
 
 
 @contextmanager
 def printing_on(terminal: Callable[[], int | None]) -> Iterator[None]:
-    """Within it tables are folded to the columns that `terminal` gives whenever it is asked, in all threads. For the command line."""
+    """Within it, in all threads, tables are folded to the columns that `terminal` gives (None: not at all). For the command line."""
     _terminals.append(terminal)
     try:
         yield
@@ -64,11 +60,11 @@ def columns(rows: Sequence[Sequence[str]], indent: int = 0) -> list[str]:
     return lines
 
 
-def parts(widths: Sequence[int], room: int | None, gap: int = 2) -> list[list[int]]:
+def parts(widths: Sequence[int], room: int | None) -> list[list[int]]:
     """The columns of a table in as many parts as it takes for each to be no wider than `room`; the first column is in all."""
     found = [[0]]
     for i in range(1, len(widths)):
-        wide = sum(widths[j] + gap for j in (*found[-1], i)) - gap
+        wide = sum(widths[j] + 2 for j in (*found[-1], i)) - 2
         if room is not None and wide > room and len(found[-1]) > 1:
             found.append([0])
         found[-1].append(i)
@@ -76,8 +72,8 @@ def parts(widths: Sequence[int], room: int | None, gap: int = 2) -> list[list[in
 
 
 def wrapped(text: str, width: int | None) -> str:
-    """Text with lines no longer than `width`, broken between words, as far as there are any; the rest of a line stands below its
-    text. A row of Markdown stays whole; a source line with a caret below it is cut, and the caret with it."""
+    """Break lines longer than `width` between words, the rest below the line's text. A row of Markdown stays whole; a source line with a
+    caret below it is cut, and the caret with it."""
     if width is None:
         return text
     lines, found = text.split("\n"), list[str]()
@@ -110,18 +106,6 @@ def _folded(text: str, width: int, indent: str = "") -> list[str]:
     return textwrap.wrap(
         text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
     )
-
-
-def to_nowhere(stream: TextIO) -> None:
-    """Sends a stream to /dev/null from now on, so that neither a later line nor the flush at exit fails."""
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())
-
-
-def csv_text(rows: Iterable[Iterable[object]], delimiter: str = ",") -> str:
-    text = io.StringIO()
-    csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows(rows)
-    return text.getvalue()
 
 
 def count(number: int, noun: str) -> str:
@@ -159,11 +143,11 @@ def first(lines: Sequence[str], most: int = 20) -> list[str]:
 MOST_LISTED = 5  # names in a line, of things of which there may be hundreds
 
 
-def listed(words: Sequence[str], most: int | None = None) -> str:
+def listed(words: Sequence[str], most: int | None = None, last: str = "and") -> str:
     """`a`, `a and b`, `a, b and c`; of many the first `most`, and how many are left: `a, b and 7 more`. One that is left is named."""
     if most is not None and len(words) > most + 1:
         words = [*words[:most], f"{len(words) - most} more"]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
 def duration(seconds: float, short: str = "") -> str:

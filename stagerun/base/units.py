@@ -10,15 +10,12 @@ _SECONDS = (86400, 3600, 60, 1)
 
 
 def iterations(epochs: float, images: int, batch_size: int) -> int:
-    """Iterations nearest to `epochs` of `images`, at `batch_size` images each; halves round up; at least 1.
-
-    The product is taken exactly, on the decimal number as written (2.3 is 23/10, not its nearest double).
-    """
+    """Iterations nearest to `epochs` of `images`, at `batch_size` images each; halves round up; at least 1."""
     return max(1, int(exact(epochs, images, batch_size) + Fraction(1, 2)))
 
 
 def exact(epochs: float, images: int, batch_size: int) -> Fraction:
-    """The iterations that `epochs` of `images` take, at `batch_size` images each, with nothing rounded."""
+    """The iterations that `epochs` of `images` take, unrounded, on the decimal number as written (2.3 is 23/10, not its nearest double)."""
     return Fraction(repr(float(epochs))) * images / batch_size
 
 

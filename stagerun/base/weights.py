@@ -14,9 +14,10 @@ COUNTER = "num_batches_tracked"
 MEAN, VARIANCE, FACTOR = "running_mean", "running_var", "factor"
 NORM = (MEAN, VARIANCE, FACTOR)
 MERGED = (*NORM, "weight", "bias")
-# What the counter is of statistics from long training, where a file has none beside them, or 0, as files that were converted from other
-# libraries do: they move by 1 - fraction.
+# The counter of statistics from long training, where a file has none, or 0 as converted files do: they move by 1 - fraction.
 LONG = 1_000_000
+_CAFFES = (".caffemodel", ".caffemodel.h5")
+_HDF5 = b"\x89HDF\r\n\x1a\n"
 _SNAPSHOT = re.compile(r"(.+):([A-Za-z0-9_-]+)(?:@([1-9][0-9]{0,17}))?", re.ASCII)
 _PUBLISHED = re.compile(r"(torchvision|timm)/([A-Za-z0-9_.-]+)", re.ASCII)
 
@@ -30,8 +31,8 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`path`: of a file, or of the output folder of a snapshot, as written; '' for published weights. `name`: of the stage, or of what is
-    published. `iter`: that of the snapshot, None for the stage's end."""
+    """`path`: of a file, or of a snapshot's output folder, as written; '' for published weights. `name`: of the stage, or of published weights.
+    `iter`: the snapshot's, None for the stage's end."""
 
     kind: Kind
     path: str = ""
@@ -51,6 +52,21 @@ def place_of(file: str) -> Place:
     if found := _SNAPSHOT.fullmatch(file):
         return Place(Kind.SNAPSHOT, found[1], found[2], int(found[3]) if found[3] else None)
     return Place(Kind.FILE, file)
+
+
+def is_caffes(start: bytes, name: str) -> bool:
+    """Whether a file of weights is a .caffemodel, by its name and its first nine bytes."""
+    other = is_safetensors(start) or start[:2] == b"PK" or start[:1] == b"\x80"
+    return not other and (name.endswith(_CAFFES) or is_hdf5(start))
+
+
+def is_safetensors(start: bytes) -> bool:
+    """By its first nine bytes: the length of a header, of which no one knows one of 4 GB, and its brace."""
+    return start[8:9] == b"{" and start[4:8] == bytes(4)
+
+
+def is_hdf5(data: bytes | memoryview) -> bool:
+    return bytes(data[:8]) == _HDF5
 
 
 def fits(name: str, patterns: Iterable[str]) -> bool:

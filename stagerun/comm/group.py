@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stagerun.base.errors import AGAIN, PeerError
-from stagerun.base.spans import Spans
+from stagerun.comm.spans import Spans
 from stagerun.system.pulse import Pulse
 from stagerun.system.world import STORE_FILE, World
 

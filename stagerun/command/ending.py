@@ -19,7 +19,7 @@ import click
 import stagerun
 from stagerun.base.errors import ExitCode, StagerunError, StorageError
 from stagerun.base.pace import colour, strip
-from stagerun.base.text import duration, shown, size, to_nowhere, wrapped
+from stagerun.base.text import duration, shown, size, wrapped
 from stagerun.system import signals
 from stagerun.system.host import open_files
 
@@ -203,3 +203,9 @@ def stopped_after(seconds: float | None) -> Iterator[None]:
         yield
     finally:
         clock.cancel()
+
+
+def to_nowhere(stream: TextIO) -> None:
+    """Sends a stream to /dev/null from now on, so that neither a later line nor the flush at exit fails."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())

@@ -6,7 +6,8 @@ from typing import Any
 from rich.console import Console as RichConsole
 from rich.segment import Segment
 
-from stagerun.base.text import shown, to_nowhere
+from stagerun.base.text import shown
+from stagerun.command.ending import to_nowhere
 
 
 class Terminal(RichConsole):

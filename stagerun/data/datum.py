@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError
+from stagerun.base.text import count
 from stagerun.data import jpeg
 from stagerun.data.headers import family, png_chunks, read_png
 from stagerun.data.jpeg import Rectangle, make_decoder
@@ -309,7 +310,7 @@ def picture_of(fields: Fields, channels: int | None, decoder: MakeDecoder = make
         )
     if c not in ((1, 3) if channels is None else (channels,)):
         raise DataError(
-            f"the image has {c} channel{'s' if c != 1 else ''}, the network takes {channels or '1 or 3'}",
+            f"the image has {count(c, 'channel')}, the network takes {channels or '1 or 3'}",
             f"set `channels: {c}` under `model` in schedule.prototxt" if c in (1, 3) else "the network takes 1 or 3",
         )
     return _Planes(np.frombuffer(fields.data, np.uint8).reshape(c, h, w))

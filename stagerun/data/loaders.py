@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError, UsageError
+from stagerun.base.nets import ignored_in
 from stagerun.base.order import EveryRecord, Order, Sampled
 from stagerun.base.recipe import Sampling, Schedule, Solver, Stage, Transform
 from stagerun.base.shares import shares, weights_of
@@ -19,7 +20,6 @@ from stagerun.data.pixels import Draw, apply
 from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import Records, spread
 from stagerun.data.stream import Batch
-from stagerun.language.nets import ignored_by_some_in, ignored_in
 from stagerun.schedule.image_size import at_largest, crop_size
 
 _DEFAULTS = LoaderOptions()
@@ -77,7 +77,7 @@ def network_input(stage: Stage, ignored: int | None, numbered: bool) -> NetworkI
         num_classes=stage.model.num_classes,
         numbered=numbered,
         ignored=ignored,
-        by_some=ignored_by_some_in(stage),
+        by_some=ignored_in(stage).by_some,
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 
 from stagerun.base.errors import DataError, Problem, RecipeError
+from stagerun.base.nets import ignored_in
 from stagerun.base.recipe import Cache, Schedule, Source, Stage
 from stagerun.data.loader import LoaderOptions, together
 from stagerun.data.loaders import evaluation_loader, training_loader
@@ -12,8 +13,7 @@ from stagerun.data.pictures import Decoded, make_memory
 from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import LmdbSource, Records
 from stagerun.language import require_folders
-from stagerun.language.check_images import classes_problem
-from stagerun.language.nets import ignored_by_some_in, ignored_in
+from stagerun.language.rules.model import classes_problem
 from stagerun.system.imports import is_there
 
 
@@ -86,10 +86,10 @@ def require_usable(
 
 def _way(stage: Stage) -> tuple[object, ...]:
     """All that a stage's loaders depend on, but for the progress of a ramp."""
-    solver, beside = stage.solver, (ignored_in(stage), ignored_by_some_in(stage))
+    solver = stage.solver
     transforms = solver.transform, solver.test_transform, solver.test_batch_size
     drawn = solver.random_seed, solver.sampling
-    return stage.data, stage.model, *transforms, *drawn, *beside
+    return stage.data, stage.model, *transforms, *drawn, ignored_in(stage)
 
 
 def _placed(mistake: DataError, stage: Stage, transform: str) -> DataError:

@@ -10,15 +10,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stagerun.base.errors import DataError, StagerunError, UsageError, listing
-from stagerun.base.net import Net
+from stagerun.base.nets import ignored_in
 from stagerun.base.recipe import MEAN_DIGEST, WEIGHTS_DIGEST, Schedule, Stage, Transform, Weights
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import count
-from stagerun.base.weights import Kind, Place, place_of
-from stagerun.language.nets import ignored_in
+from stagerun.base.weights import Kind, Place, is_caffes, is_hdf5, place_of
+from stagerun.base.wings import require_wing
 from stagerun.store.disk import LocalDisk
 from stagerun.store.layout import snapshots_folder
 from stagerun.store.read import inspect, inventory, read_file
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # these need numpy, and `plan` does without
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagerun.base.caffe_file import SolverState
+    from stagerun.caffe.binary import SolverState
 
 # The file of a snapshot that holds its weights: `train.progress.WEIGHTS`.
 TENSORS = "model.safetensors"
@@ -133,10 +133,10 @@ def read_state(path: Path, name: str, digest: str) -> "SolverState":
 
 
 def _state_in(data: bytes | memoryview, name: str) -> "SolverState":
-    from stagerun.base import caffe_blobs, caffe_file, caffe_h5
-
     try:
-        return caffe_h5.read_state(bytes(data)) if caffe_blobs.is_hdf5(data) else caffe_file.read_state(data)
+        if is_hdf5(data):
+            return require_wing("caffe.hdf5.read_state")(bytes(data))
+        return require_wing("caffe.binary.read_state")(data)
     except ValueError as error:
         raise DataError(
             f"{name} is not a .solverstate of Caffe's: {error}", "name one, and copy it again if it is cut off"
@@ -233,16 +233,14 @@ def data_of(found: Found, most: int, digest: str) -> bytes:
     return data
 
 
-def header_of(found: Found, name: str, of: Net | None = None) -> Mapping[str, tuple[int, ...]] | None:
+def header_of(found: Found, name: str, of: Any = None) -> Mapping[str, tuple[int, ...]] | None:
     """Names and shapes in a safetensors file or a .caffemodel, whose tensors are not read; None for a file of another kind. `of`: the net of
     Caffe's that they are for. DataError."""
-    from stagerun.base import caffe_blobs
-
     with open(found.path, "rb") as file:
         start = file.read(9)
-        if caffe_blobs.is_caffes(start, found.path.name):
+        if is_caffes(start, found.path.name):
             try:
-                return caffe_blobs.shapes(caffe_blobs.net_in(mapped(found.path), of))
+                return require_wing("caffe.blob_names.shapes")(mapped(found.path), of)
             except ValueError as error:
                 raise DataError(f"{name}: {error}", "it is not a whole .caffemodel") from error
         length = int.from_bytes(start[:8], "little")
@@ -283,11 +281,9 @@ def _mean(path: str, name: str, *changes: int) -> "tuple[NDArray[np.float32], st
     """The mean, and the sha256 of the bytes that it was made of."""
     import numpy as np
 
-    from stagerun.base import caffe_file
-
     data = bytes(mapped(Path(path)))
     try:
-        found = caffe_file.read_mean(data)
+        found = require_wing("caffe.binary.read_mean")(data)
     except ValueError as error:
         raise DataError(f"{name}: {error}", "it is not a mean image of Caffe's (.binaryproto)") from error
     if not np.isfinite(found).all():

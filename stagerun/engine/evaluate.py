@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from stagerun.base.net import ALL_COUNT, Ignored
+from stagerun.base.nets import ALL_COUNT, Ignored
 from stagerun.base.recipe import Precision
 from stagerun.comm import Comm
 from stagerun.engine.device import autocast

@@ -8,12 +8,12 @@ from functools import partial
 
 from stagerun.base.errors import Diverged
 from stagerun.base.events import Iterated, Note, NotFinite, SnapshotDue, Stopped, Synchronised, TestDue
-from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import OnNan, Solver
 from stagerun.comm import Reducer
 from stagerun.engine.images import Batch
 from stagerun.engine.state import TrainState, finite
 from stagerun.engine.update import Arithmetic, Outcome, Pieces, hopeless, update
+from stagerun.schedule import Knobs
 from stagerun.schedule.plateau import PlateauState, follow
 
 _OVERFLOWED = "a weight, or what is remembered of its updates, is not finite after the update"

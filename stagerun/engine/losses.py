@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from stagerun.base.code import Code, Sources
 from stagerun.base.errors import UsageError
-from stagerun.base.net import SoftmaxWithLoss
 from stagerun.base.recipe import LossType, Normalization, Precision, Solver
+from stagerun.base.wings import require_wing
 from stagerun.engine.device import autocast, dtype_of
 from stagerun.engine.mixing import Mixture, of_both, training_loss
-from stagerun.models.net.losses import loss_of as loss_of_net
 from stagerun.system.code import called
 
 # Logits [N, classes], or what a net of Caffe's with several losses answers with in training.
@@ -39,12 +38,13 @@ SOFTMAX = Softmax()
 class OfNet:
     """The losses of a net of Caffe's by their weights; of mixed images each with their own and with their partners' labels."""
 
-    losses: Sequence[SoftmaxWithLoss]
+    losses: Sequence[Any]  # caffe.layers.SoftmaxWithLoss
     smoothing: float = 0.0
     class_weight: Tensor | None = None
 
     def __call__(self, answers: Answers, labels: Tensor, mixed: Mixture | None, images: Tensor) -> Tensor:
         each = (answers,) * len(self.losses) if isinstance(answers, Tensor) else answers[1:]
+        loss_of_net = require_wing("caffe.functions.loss_of")
 
         def total(labels: Tensor) -> Tensor:
             found = labels.new_zeros((), dtype=each[0].dtype)
@@ -147,7 +147,7 @@ def loss_of(
     teacher: nn.Module | None = None,
     own: Own | None = None,
     device: torch.device | None = None,
-    of_net: Sequence[SoftmaxWithLoss] = (),
+    of_net: Sequence[Any] = (),
 ) -> Loss:
     """The loss that a stage trains with on `device`; `teacher` for one of type DISTILL, `own` for PYTHON. `of_net`: the losses of a net of
     Caffe's, which count where the stage has none."""

@@ -13,7 +13,6 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from stagerun.base import weights
 from stagerun.base.errors import UsageError, nearest
 from stagerun.base.recipe import CompressionRule, ParamKind, ParamRule
-from stagerun.models.net import Blobs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +36,7 @@ def kind_of(model: nn.Module, name: str) -> ParamKind:
     module = model.get_submodule(owner)
     if isinstance(module, BatchNorm | nn.GroupNorm | nn.LayerNorm):
         return ParamKind.NORM
-    if isinstance(module, Blobs) and module.scales_norm:
+    if getattr(module, "scales_norm", False):  # the Scale after a BatchNorm in a net of Caffe's
         return ParamKind.NORM
     return ParamKind.BIAS if last == "bias" or last.endswith("_bias") else ParamKind.WEIGHT
 

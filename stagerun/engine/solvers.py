@@ -26,11 +26,10 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import MomentumForm, Solver
 from stagerun.engine.device import to_device
 from stagerun.engine.parameters import Parameter
-from stagerun.schedule import slots_of
+from stagerun.schedule import Knobs, slots_of
 
 Tensors = list[Tensor]
 

@@ -19,7 +19,6 @@ from stagerun.engine.codec import Packed, digest, mixed
 from stagerun.engine.device import dtype_of, synchronize
 from stagerun.engine.parameters import frozen_norms, trained_parameters
 from stagerun.engine.solvers import WeightUpdate, make_update
-from stagerun.models.net import Network
 from stagerun.schedule.early_stop import NOTHING_YET, BestSoFar
 from stagerun.schedule.plateau import FRESH, PlateauState
 from stagerun.system.files import private_folder
@@ -76,8 +75,8 @@ def placed(model: nn.Module, solver: Solver, device: torch.device) -> nn.Module:
 def make_state(model: nn.Module, solver: Solver, device: torch.device) -> TrainState:
     """The state at iteration 0 of a stage, with the weights that `model` has and nothing remembered of updates."""
     placed(model, solver, device)
-    if solver.loss is not None and isinstance(model, Network):
-        model.train_alone()
+    if solver.loss is not None and hasattr(model, "train_alone"):  # a net of Caffe's
+        model.train_alone()  # type: ignore[operator]
     update = make_update(trained_parameters(model, solver.param, solver.freeze), solver)
     state = TrainState(model, update, BatchStatistics(model, frozen_norms(model, solver.freeze)))
     if solver.ema_decay is not None:

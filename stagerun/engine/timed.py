@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from stagerun.base.events import Event, Iterated, NotFinite
-from stagerun.base.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT, Spans
 from stagerun.comm import Reducer
 from stagerun.comm.reduce import Switch
+from stagerun.comm.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT, Spans
 from stagerun.engine.device import synchronize
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from stagerun.base.errors import UsageError
-from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Precision
 from stagerun.comm import Reducer
 from stagerun.engine.device import autocast, moment, seed
@@ -20,6 +19,7 @@ from stagerun.engine.images import Batch, Normalise
 from stagerun.engine.losses import SOFTMAX, Answers, Loss
 from stagerun.engine.mixing import NO_MIXING, Mixing, Mixture, blend, placed
 from stagerun.engine.state import TrainState
+from stagerun.schedule import Knobs
 
 Pieces = Iterable[tuple[int, Batch, bool]]
 

@@ -6,14 +6,15 @@ import pickle
 import struct
 import warnings
 import zipfile
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stagerun.base import caffe_blobs
 from stagerun.base.errors import DataError, listing
-from stagerun.base.net import Net
+from stagerun.base.weights import is_caffes, is_safetensors
+from stagerun.base.wings import require_wing
 from stagerun.engine.codec import decode
 
 # What a training script wraps a state_dict in.
@@ -21,14 +22,14 @@ _AROUND = ("state_dict", "model", "model_state_dict")
 _ALONE = "save `model.state_dict()` alone, or as .safetensors"
 
 
-def tensors_in(data: bytes, name: str, of: Net | None = None) -> dict[str, Tensor]:
+def tensors_in(data: bytes, name: str, of: Any = None) -> dict[str, Tensor]:
     """By their names there, on the CPU. DataError where these are not a network's tensors; `name` is the file's. `of`: the net of Caffe's that
     they are for."""
-    if not caffe_blobs.is_safetensors(data[:9]) and (data[:2] == b"PK" or data[:1] == b"\x80"):
+    if not is_safetensors(data[:9]) and (data[:2] == b"PK" or data[:1] == b"\x80"):
         return _of_torch(data, name)
     try:
-        if caffe_blobs.is_caffes(data[:9], name):
-            arrays = caffe_blobs.tensors(caffe_blobs.net_in(data, of))
+        if is_caffes(data[:9], name):
+            arrays = require_wing("caffe.blob_names.tensors")(data, of)
             # Copies: those look into the file, which torch could then write to.
             return {key: torch.from_numpy(np.array(array)) for key, array in arrays.items()}
         return decode(data)

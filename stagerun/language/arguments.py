@@ -2,20 +2,60 @@
 
 import keyword
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import suppress
 
-from stagerun.language import lexer
-from stagerun.language.lexer import Kind, Token, WrongValue, tokens
-from stagerun.language.tree import quoted
+from stagerun.base.errors import Problems, Span
+from stagerun.language.lexer import Cursor, Kind, Token, TooManyMistakes, WrongValue, shown, string, tokens, utf8
+from stagerun.language.tree import Scalar, literal
 
-Scalar = bool | int | float | str
 Argument = Scalar | tuple[Scalar, ...]
+
+
+def parse(cursor: Cursor, opening: Token) -> Iterator[tuple[str, Argument, Span]]:
+    """(name, value, place) of the arguments behind the brace `opening`, up to the one that closes it or the end. What is wrong with one is
+    a problem, and the others are read."""
+    names = set[str]()
+    while not cursor.took("}"):
+        if cursor.at_end:
+            cursor.fail(opening, "`{` is never closed", "add the missing `}`")
+            return
+        name = cursor.take()
+        try:
+            value = _value(cursor, name.text, names)
+            names.add(name.text)
+            cursor.took(",", ";")
+            yield name.text, value, cursor.span(name)
+        except WrongValue as wrong:
+            cursor.fail(name, f"`{shown(name.text)}` {wrong.message}", wrong.hint)
+            while not cursor.at_end and not cursor.starts_field("=") and not cursor.looking_at("}"):
+                cursor.skip_one()
+
+
+def _value(cursor: Cursor, name: str, names: Container[str]) -> Argument:
+    """The colon and the value of an argument whose name is taken. WrongValue."""
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise WrongValue("can't be the name of an argument", "letters, digits and `_` can be in it")
+    if name in names:
+        raise WrongValue("is given twice", "remove one")
+    if not cursor.took(":") and not cursor.looking_at("{"):
+        raise WrongValue("has no value", f"write `{shown(name)}: ...`")
+    if cursor.looking_at("{"):
+        raise WrongValue("is a message, and arguments hold none", "write a number, a text or a list")
+    if not cursor.took("["):
+        return scalar(cursor.take())
+    found: list[Scalar] = []
+    while not cursor.took("]"):
+        found.append(scalar(cursor.take()))
+        if not cursor.took(",") and not cursor.looking_at("]"):
+            raise WrongValue("is a list that is not closed, or has no comma", "write `[2, 2]`")
+    return tuple(found)
 
 
 def scalar(token: Token) -> Scalar:
     """WrongValue for what is neither a number, `true`, `false`, nor a text in quotes."""
     if token.kind is Kind.STRING:
-        return lexer.utf8(lexer.string(token))
+        return utf8(string(token))
     if token.kind is Kind.WORD and token.text in ("true", "false"):
         return token.text == "true"
     if token.kind is Kind.NUMBER:
@@ -27,51 +67,26 @@ def scalar(token: Token) -> Scalar:
             if not math.isfinite(value):
                 raise WrongValue("must be finite")
             return value
-    what = lexer.shown(token.text)
+    what = shown(token.text)
     hint = f'write `"{what}"`' if token.kind is Kind.WORD else ""
     raise WrongValue(f"is a number, `true`, `false` or a text in quotes, not `{what}`", hint)
 
 
-def require_name(name: str) -> None:
-    """WrongValue for what can't be the name of an argument."""
-    if not name.isidentifier() or keyword.iskeyword(name):
-        raise WrongValue("can't be the name of an argument", "letters, digits and `_` can be in it")
-
-
 def written(arguments: Mapping[str, Argument]) -> str:
     """`{ depths: [2, 2] drop_path_rate: 0.1 }`"""
-    return "".join(["{ ", *(f"{name}: {_text(arguments[name])} " for name in sorted(arguments)), "}"])
-
-
-def _text(value: Argument) -> str:
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_text, value))}]"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return quoted(value) if isinstance(value, str) else repr(value)
+    return "".join(["{ ", *(f"{name}: {literal(arguments[name])} " for name in sorted(arguments)), "}"])
 
 
 def read(text: str | None) -> dict[str, Argument]:
     """The arguments that `written` wrote; of None there are none. ValueError for another text."""
-    found: dict[str, Argument] = {}
     if text is None:
-        return found
-    words = tokens(text)
-    if [words[0].text, words[-2].text if len(words) > 1 else ""] != ["{", "}"]:
-        raise ValueError("arguments are not in braces")
-    rest = words[1:-2]
-    try:
-        while rest:
-            name, colon, value, *rest = rest
-            require_name(name.text)
-            if colon.text != ":":
-                raise ValueError(f"no value of `{name.text}`")
-            if value.text != "[":
-                found[name.text] = scalar(value)
-                continue
-            end = next(i for i, token in enumerate(rest) if token.text == "]")
-            found[name.text] = tuple(scalar(token) for token in rest[:end] if token.text != ",")
-            rest = rest[end + 1 :]
-    except (WrongValue, StopIteration) as error:
-        raise ValueError(f"arguments that can't be read: {error}") from None
+        return {}
+    problems = Problems()
+    cursor = Cursor("", tokens(text), problems)
+    opening = cursor.take()
+    found: dict[str, Argument] = {}
+    with suppress(TooManyMistakes):
+        found = {name: value for name, value, _ in parse(cursor, opening)}
+    if problems or opening.text != "{" or not cursor.at_end:
+        raise ValueError(": ".join(["arguments that can't be read", *(p.message for p in problems.all()[:1])]))
     return found

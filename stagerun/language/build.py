@@ -4,12 +4,13 @@ import posixpath
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stagerun.base import recipe, weights
-from stagerun.base.code import Sources
+from stagerun.base.code import Code, Sources
 from stagerun.base.wings import wing
 from stagerun.language import layers, tree, values
 from stagerun.language.code import LocalFiles, digest, version
@@ -18,30 +19,24 @@ from stagerun.language.layers import pairs
 from stagerun.language.nets import Held
 from stagerun.language.networks import NET, PLAIN, code_in, network_of
 from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, Block, Entry, is_message
-from stagerun.language.values import NONE, RATES
+from stagerun.language.values import NONE, RATES, default_text
 from stagerun.language.view import View
 from stagerun.schedule import POLICIES, own_fields
 
-# Messages whose absence means something else than all of their defaults.
-OPTIONAL = {"test_transform_param", "data", "train"} | {
-    member.path
-    for kind in (recipe.Model, recipe.Data, recipe.Solver, recipe.Transform, recipe.Loss)
-    for member in values.layout(kind)
-    if member.is_message and member.default is None
-}
+# Messages that are there without being written; the absence of another means something else than all of its defaults.
+ALWAYS = {"batch_norm_param", "carry", "transform_param", "resize_param", "outer"}
 # What `early_stop` hangs on; without it, nothing that is trained does. A message with all that is in it.
 TESTED = ("solver.test_interval", "solver.test_iter", "solver.test_transform_param", "data.val.images")
 # Fields that say nothing by themselves: they stand in stages.
 SKIPPED = {"clear", "solver", "stage", "ensemble"}
-
-
 # Fields that most don't have: (message, field). Where they are not written there is nothing to say of them.
 _NOT_SAID = {("Source", "name"), ("Source", "labels"), ("Solver", "data")}
 
 
+@cache
 def _optional(field: FieldDescriptor) -> bool:
     # A schedule has a `model` always, and its `data` a `train`; those of a stage may be absent.
-    return field.name in OPTIONAL and field.containing_type.name not in ("Schedule", "Data")
+    return field.name not in ALWAYS and field.containing_type.name not in ("Schedule", "Data")
 
 
 def is_tested(key: str) -> bool:
@@ -49,35 +44,44 @@ def is_tested(key: str) -> bool:
     return any(f"{key}.".startswith(f"{name}.") for name in TESTED)
 
 
+@cache
 def _says_nothing(field: FieldDescriptor) -> bool:
     """Whether the field stands in stages, is resolved into its partner, or was retired and never stood in an identity."""
     gone = tree.retired(field) and tree.quiet(field)
-    return gone or field.name in SKIPPED or field.name in dict(pairs(field.containing_type)).values()
+    return gone or field.name in SKIPPED or field.name in pairs(field.containing_type)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One resolved value: `solver.base_lr`, its canonical text, where it came from."""
+
+    key: str
+    text: str
+    identity: bool
+    origin: recipe.Origin
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What is read beside the settings: the Python files of the whole schedule, so that all that is imported of them is imported once; the
-    digests of the files with labels; Caffe's nets; all by their names as written."""
+    """What is known beside the settings: the absolute path of the schedule's folder, and the `path` of schedule.prototxt as in places; the
+    Python files of the whole schedule, so that all that is imported of them is imported once; the digests of the files with labels, and
+    Caffe's nets, by their names as written."""
 
+    root: str
+    path: str
     sources: Sources
     labels: Mapping[str, str]
     nets: Mapping[str, Held]
-
-    @property
-    def nets_read(self) -> frozenset[str]:
-        """The paths of these nets, as in places."""
-        return frozenset(held.path for held in self.nets.values())
 
 
 def model(view: View, given: Beside) -> recipe.Model:
     """The network of a `model { }`, the schedule's or a stage's."""
     norm, path = view.inside("batch_norm_param"), view.text("caffe_net")
     name = path or view.text("name") or ""
-    network = NET if path is not None else network_of(name)
-    own = path is not None or network.foreign  # each layer says it
-    fraction, eps = (None, None) if own else network.batch_norm or PLAIN
-    held = given.nets.get(path or "")
+    network, held = NET if path is not None else network_of(name), given.nets.get(path or "")
+    # Of a net of Caffe's, and of a network from outside, each layer says it.
+    published = (None, None) if path is not None or network.foreign else network.batch_norm or PLAIN
+    fraction, eps = norm.number("moving_average_fraction"), norm.number("eps")
     return values.build(
         recipe.Model,
         view,
@@ -85,44 +89,25 @@ def model(view: View, given: Beside) -> recipe.Model:
         net=None if path is None else held.text if held is not None else "",
         input_shape=held.shape if held is not None else (),
         sources=given.sources if network.foreign else None,
-        moving_average_fraction=norm.number("moving_average_fraction")
-        if norm.has("moving_average_fraction")
-        else fraction,
-        eps=norm.number("eps") if norm.has("eps") else eps,
+        moving_average_fraction=published[0] if fraction is None else fraction,
+        eps=published[1] if eps is None else eps,
     )
 
 
-def data(view: View, root: str, labels: Mapping[str, str]) -> recipe.Data:
-    """`labels`: the digests of the files with labels, by their names as written."""
-    train = _source(view.inside("train"), root, labels)
-    return values.build(recipe.Data, view, train=train, val=_sources(view, root, labels))
+def data(view: View, given: Beside) -> recipe.Data:
+    """The `data { }` of the schedule, as a stage has it."""
+    val = tuple(_source(one, given) for one in view.views("val"))
+    return values.build(recipe.Data, view, train=_source(view.inside("train"), given), val=val)
 
 
-def stage_data(view: View, shared: recipe.Data, root: str, labels: Mapping[str, str]) -> recipe.Data:
-    """What `data` of a stage's settings makes of the schedule's."""
-    own = view.view("data")
-    if own is None:
-        return shared
-    train = own.view("train")
-    return replace(
-        shared,
-        train=_source(train, root, labels) if train is not None else shared.train,
-        val=_sources(own, root, labels) if own.has("val") else shared.val,
-    )
-
-
-def _sources(view: View, root: str, labels: Mapping[str, str]) -> tuple[recipe.Source, ...]:
-    return tuple(_source(one, root, labels) for one in view.views("val"))
-
-
-def _source(view: View, root: str, labels: Mapping[str, str]) -> recipe.Source:
-    path, file = path_of(root, view.text("source") or ""), view.text("labels")
+def _source(view: View, given: Beside) -> recipe.Source:
+    file = view.text("labels") or ""
     return values.build(
         recipe.Source,
         view,
-        path=path,
-        labels_path=path_of(root, file) if file and file != recipe.FLOAT_DATA else None,
-        labels_digest=labels.get(file) if file else None,
+        path=path_of(given.root, view.text("source") or ""),
+        labels_path=path_of(given.root, file) if file and file != recipe.FLOAT_DATA else None,
+        labels_digest=given.labels.get(file),
     )
 
 
@@ -131,23 +116,23 @@ def path_of(root: str, source: str) -> str:
     return posixpath.normpath(posixpath.join(root, source))
 
 
-def solver(view: View, seed: int, images: int, root: str, given: Beside) -> recipe.Solver:
+def solver(view: View, seed: int, images: int, given: Beside) -> recipe.Solver:
     """A stage's settings, durations in iterations; `seed` is Schedule.seed, `images` is how many an epoch has."""
-    own_seed, compressed = view.whole("random_seed"), view.view("compress_param")
-    own_model, started = view.view("model"), view.view("weights")
-    transform = view.view("transform_param")
+    root, own_seed, compressed = given.root, view.whole("random_seed"), view.view("compress_param")
+    own_model, started, loss = view.view("model"), view.view("weights"), view.view("loss")
+    runs = loss is not None and code_in(loss.text("function") or "") is not None
     return values.build(
         recipe.Solver,
         view,
         **_for_the_batch(view, images),
-        transform=_with_mean(values.build(recipe.Transform, transform) if transform else recipe.Transform(), root),
+        transform=_with_mean(values.build(recipe.Transform, view.inside("transform_param")), root),
         test_transform=_with_mean(evaluation_transform(view), root),
         random_seed=seed if own_seed is None else own_seed,
         compress=wing("wire.rules.compression")(compressed) if compressed is not None else None,
         model=model(own_model, given) if own_model is not None else None,
         weights=_weights(started, root) if started is not None else None,
         solverstate_path=path_of(root, state) if (state := view.text("solverstate")) else "",
-        loss=_loss(loss, given) if (loss := view.view("loss")) is not None else None,
+        loss=values.build(recipe.Loss, loss, sources=given.sources if runs else None) if loss is not None else None,
         sync=_sync(met) if (met := view.view("sync_param")) is not None else None,
     )
 
@@ -157,24 +142,18 @@ def _with_mean(transform: recipe.Transform, root: str) -> recipe.Transform:
 
 
 def _weights(view: View, root: str) -> recipe.Weights:
-    found = weights.place_of(view.text("file") or "")
-    path = path_of(root, found.path) if found.path else ""
-    return values.build(recipe.Weights, view, path=path, state=False)
+    path = weights.place_of(view.text("file") or "").path
+    return values.build(recipe.Weights, view, path=path_of(root, path) if path else "", state=False)
 
 
 def earliest_end(view: View) -> int | None:
     """The iteration that a stage with `early_stop` comes to in any case (`recipe.Solver.earliest_end`); None of another stage."""
-    early, length, every = view.view("early_stop"), view.whole("max_iter"), view.whole("test_interval")
-    patience = early.whole("patience_iter") if early is not None else None
-    return recipe.earliest_end(length, every, patience) if length and every and patience else None
-
-
-def _loss(view: View, given: Beside) -> recipe.Loss:
-    return values.build(
-        recipe.Loss,
-        view,
-        sources=given.sources if code_in(view.text("function") or "") is not None else None,
+    length, every, patience = (
+        view.known("max_iter"),
+        view.known("test_interval"),
+        view.known("early_stop", "patience_iter"),
     )
+    return recipe.earliest_end(length, every, patience) if length and every and patience else None
 
 
 def _sync(view: View) -> recipe.Sync:
@@ -224,89 +203,77 @@ def evaluation_transform(view: View) -> recipe.Transform:
     return recipe.Transform(**values.settings(recipe.Transform, view.inside("transform_param"), names))
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """One resolved value: `solver.base_lr`, its canonical text, where it came from."""
-
-    key: str
-    text: str
-    identity: bool
-    origin: recipe.Origin
-
-
 def facts(
-    kind: Descriptor, block: Block | None, prefix: str, derived: Mapping[str, str], schedule: str, identity: bool = True
+    kind: Descriptor,
+    block: Block | None,
+    prefix: str,
+    derived: Mapping[str, str],
+    schedule: str,
+    said: Iterable[str] = (),
 ) -> Iterator[Fact]:
     """Every field below a message, written or not, in the order of the .proto. `derived` has the canonical text of
-    defaults that come from other fields, by key; `schedule` is the path of schedule.prototxt.
+    values whose default comes from other fields, by key; `schedule` is the path of schedule.prototxt. Keys in `said`
+    tell which messages are there besides those of the block.
     """
-    for field in kind.fields:
-        if _says_nothing(field):
-            continue
-        key = prefix + field.name
-        counts = identity and tree.identity(field)
-        entry = block.entries.get(field.name) if block else None
-        if entry is None and (kind.name, field.name) in _NOT_SAID:
-            continue
-        if field.message_type is SOURCE and field.is_repeated:
-            yield from _facts_of_sources(field, block, key, derived, schedule)
-        elif is_message(field) and not field.is_repeated and (entry or not _optional(field)):
-            inner = block.block(field.name) if block else None
-            yield from facts(field.message_type, inner, key + ".", derived, schedule, counts)
-        elif entry:
-            layer = layers.layer_of(entry.place, schedule)
-            origin = recipe.Origin(_written(entry), layer, None if layer == layers.LMDB else entry.place)
-            text = _canonical(entry)
-            yield Fact(key, text, counts and not _unsaid(field, text), origin)
-        else:
-            text = derived.get(key) or default_text(field)
-            yield Fact(key, text, counts and not _unsaid(field, text), recipe.Origin(text, "default"))
+
+    def below(kind: Descriptor, block: Block | None, prefix: str, identity: bool) -> Iterator[Fact]:
+        for field in kind.fields:
+            key, entry = prefix + field.name, block.entries.get(field.name) if block else None
+            inner = list(block.blocks(field.name)) if block and entry and is_message(field) else []
+            counts = identity and tree.identity(field)
+            if _says_nothing(field) or (entry is None and (kind.name, field.name) in _NOT_SAID):
+                continue
+            if (
+                field.message_type is SOURCE and inner
+            ):  # the first under the name of all, as the names of `values.members`
+                yield from below(SOURCE, inner[0], f"{key}.", counts)
+                for source in inner[1:]:
+                    yield from below(SOURCE, source, f"{key}.{View(source).text('name')}.", counts)
+            elif (
+                is_message(field)
+                and not field.is_repeated
+                and (entry or not _optional(field) or any(name.startswith(f"{key}.") for name in said))
+            ):
+                yield from below(field.message_type, inner[0] if inner else None, f"{key}.", counts)
+            else:
+                default = default_text(field)
+                text = _canonical(entry) if entry else derived.get(key, NONE) if default == NONE else default
+                unsaid = tree.quiet(field) and text == default
+                origin = _origin(entry, schedule) if entry else recipe.Origin(text, "default")
+                yield Fact(key, text, counts and not unsaid, origin)
+
+    return below(kind, block, prefix, True)
 
 
-def _facts_of_sources(
-    field: FieldDescriptor, block: Block | None, key: str, derived: Mapping[str, str], schedule: str
-) -> Iterator[Fact]:
-    """The first under the name of all, as the names of `values.members`."""
-    found = list(block.blocks(field.name)) if block is not None else []
-    for number, source in enumerate(found):
-        own = View(source).text("name")
-        yield from facts(SOURCE, source, f"{key}.{own}." if number else f"{key}.", derived, schedule, False)
-    if not found:
-        yield Fact(key, NONE, False, recipe.Origin(NONE, "default"))
+def _origin(entry: Entry, schedule: str) -> recipe.Origin:
+    layer = layers.layer_of(entry.place, schedule)
+    return recipe.Origin(_written(entry), layer, None if layer == layers.LMDB else entry.place)
 
 
-def code_entries(block: Block | None) -> Iterator[tuple[Block, Entry]]:
-    """The entries of a message, and of those in it, that name a function of Python; each with the message that it stands in."""
-    for inner, entry in block.walk() if block is not None else ():
-        key = f"{inner.kind.name}.{entry.field.name}"
-        if NEEDED.get(key) is Consent.CODE and code_in(str(entry.values[0].value)) is not None:
-            yield inner, entry
+@cache
+def _names_code(field: FieldDescriptor) -> bool:
+    return NEEDED.get(f"{field.containing_type.name}.{field.name}") is Consent.CODE
 
 
-def code_facts(entries: Iterable[Entry], local: LocalFiles, schedule: str) -> Iterator[Fact]:
-    """The digest of each Python file that these entries need, `code.mynet.py`, and the version of each package, `code.timm`."""
+def code_entries(settings: Block, schedule: Block) -> Iterator[tuple[Block, Entry, Code]]:
+    """What in the settings of a stage, and in a `model` that it shares, names a function of Python: message, entry, function."""
+    shared = schedule.block("model") if "model" not in settings.entries else None
+    for holder in (shared, settings):
+        for inner, entry in holder.walk() if holder is not None else ():
+            if _names_code(entry.field) and (code := code_in(str(entry.values[0].value))):
+                yield inner, entry, code
+
+
+def code_facts(settings: Block, schedule: Block, local: LocalFiles, path: str) -> Iterator[Fact]:
+    """The digest of each Python file that a stage needs, `code.mynet.py`, and the version of each package, `code.timm`."""
     found: dict[str, Fact] = {}
-    for entry in entries:
-        code = code_in(str(entry.values[0].value))
-        assert code is not None
-        origin = recipe.Origin(entry.values[0].text, layers.layer_of(entry.place, schedule), entry.place)
-        if code.file:
-            for path, text in local.sources(local.closure(code.file)).files:
-                found.setdefault(path, Fact(recipe.CODE + path, digest([(path, text)]), True, origin))
-        else:
-            found.setdefault(code.top, Fact(recipe.CODE + code.top, version(code.top), True, origin))
+    for _, entry, code in code_entries(settings, schedule):
+        texts = {code.top: version(code.top)} if not code.file else {}
+        for file, text in local.sources(local.closure(code.file)).files if code.file else ():
+            texts[file] = digest([(file, text)])
+        for name, text in texts.items():
+            found.setdefault(name, Fact(recipe.CODE + name, text, True, _origin(entry, path)))
     yield from found.values()
-
-
-def _unsaid(field: FieldDescriptor, text: str) -> bool:
-    """Whether an identity leaves the field out, because it has its default."""
-    return tree.quiet(field) and text == default_text(field)
-
-
-def default_text(field: FieldDescriptor) -> str:
-    """The default that the .proto states, as a Fact has it."""
-    value = tree.default(field)
-    return ("[]" if field.is_repeated else NONE) if value is None else tree.canonical(value, field)
 
 
 def _written(entry: Entry) -> str:
@@ -348,13 +315,14 @@ def completed(identity: Mapping[str, str]) -> dict[str, str]:
     kind are as old as snapshots are.
     """
     policy = identity.get("solver.lr_policy", "").strip('"')
-    found = {
-        key: value
-        for key, value in identity.items()
-        if values.identity(key, policy) or not values.known(key) or (_stops_early(identity) and is_tested(key))
-    }
-    defaults = {key: text for key, text in _defaults(SCHEDULE, "", identity) if values.is_read(key, policy)}
-    return found | {key: text for key, text in defaults.items() if key not in identity}
+    stops_early = "solver.early_stop.metric" in identity
+
+    def counts(key: str) -> bool:
+        return values.identity(key, policy) or (stops_early and is_tested(key))
+
+    both = *facts(SCHEDULE, None, "", {}, "", identity), *facts(SOLVER, None, "solver.", {}, "", identity)
+    defaults = {fact.key: fact.text for fact in both if counts(fact.key) and not values.unsaid(fact.key)}
+    return defaults | {key: value for key, value in identity.items() if counts(key) or not values.known(key)}
 
 
 _SAME_RULE = "lr_mult: 1.0 decay_mult: 1.0 adapt: true }"  # the end of an entry of `param` that changes nothing
@@ -376,25 +344,3 @@ def meant(identity: Mapping[str, str]) -> Mapping[str, str]:
     if identity.get(_LOSS) == "SOFTMAX" and all(values.at_default(key, identity[key]) for key in loss - {_LOSS}):
         found = {key: text for key, text in found.items() if key not in loss}
     return found
-
-
-def _stops_early(identity: Mapping[str, str]) -> bool:
-    return "solver.early_stop.metric" in identity
-
-
-def _defaults(kind: Descriptor, prefix: str, said: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """(key, text) of each field below a message that training depends on; of a message that may be absent its fields where one
-    of them is said, `none` for itself else. A quiet field that isn't said has its default, unsaid."""
-    for field in kind.fields:
-        key = prefix + field.name
-        if kind is SCHEDULE and field.name == "solver":
-            yield from _defaults(SOLVER, "solver.", said)
-        elif _says_nothing(field) or not (tree.identity(field) or (_stops_early(said) and is_tested(key))):
-            continue
-        elif not is_message(field) or field.is_repeated:
-            if not tree.quiet(field):
-                yield key, values.CONSTANT.get(field.name) or default_text(field)
-        elif not _optional(field) or any(name.startswith(f"{key}.") for name in said):
-            yield from _defaults(field.message_type, f"{key}.", said)
-        elif not tree.quiet(field):
-            yield key, NONE

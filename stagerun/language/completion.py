@@ -1,21 +1,33 @@
 """What a stage, or a field of one, may be called where a shell or an editor completes it: `--only STAGE`, `--set STAGE.FIELD=VALUE`."""
 
-from collections.abc import Iterable, Iterator
-
 from google.protobuf.descriptor import Descriptor
 
 from stagerun.base.errors import RecipeError
 from stagerun.language import files_in, stage_nodes, tree
 from stagerun.language.resolve import SCHEDULE_FILE
-from stagerun.language.stages import Node
-from stagerun.language.tree import SCHEDULE, SOLVER, is_message
+from stagerun.language.stages import names_of
+from stagerun.language.tree import SCHEDULE, is_message
+from stagerun.language.values import field_of
 
 
 def words(folder: str, form: str, word: str) -> list[str]:
-    """What `word` may become where `form` stands for a stage, or for a field of one, of the schedule in a folder."""
-    if "." in form or "NAME" in form:
-        return _settings(folder, word, "=" if "=" in form else "")
-    return [name for name in stage_names(folder) if name.startswith(word)]
+    """What `word` may become where `form` stands for a stage of the schedule in a folder, or for a field of one: with a `.` where more has to
+    follow, and with `=` behind a whole name where that is in `form`."""
+    if "." not in form and "NAME" not in form:
+        return [name for name in stage_names(folder) if name.startswith(word)]
+    *path, last = word.split(".")
+    found = [] if path else [f"{name}." for name in stage_names(folder)]
+    kind: Descriptor | None = SCHEDULE
+    if path:
+        names = path if path[0] in SCHEDULE.fields_by_name else ["solver", *path[1:]]
+        holder = field_of(".".join(names))
+        kind = holder.message_type if holder is not None else None
+    end = "=" if "=" in form else ""
+    for field in tree.fields(kind) if kind is not None else ():
+        # Those inside a list of messages can't be set one by one.
+        found.append(field.name + (end if not is_message(field) or field.is_repeated else "."))
+    before = word.removesuffix(last)
+    return [before + name for name in found if name.startswith(last)]
 
 
 def stage_names(folder: str) -> list[str]:
@@ -25,29 +37,3 @@ def stage_names(folder: str) -> list[str]:
     except RecipeError:
         return []
     return names_of(stage_nodes(text))
-
-
-def names_of(nodes: Iterable[Node]) -> list[str]:
-    return list(dict.fromkeys(name for node in nodes for name in (node.name, node.group) if name))
-
-
-def _settings(folder: str, word: str, end: str) -> list[str]:
-    """What `word`, the beginning of a setting, may become: a stage or a field of the schedule, with a `.` where more has to follow, and
-    `end` behind a whole name."""
-    *path, last = word.split(".")
-    before = "".join(f"{one}." for one in path)
-    if not path:
-        names = [f"{name}." for name in stage_names(folder)] + list(_fields(SCHEDULE, end))
-    else:
-        kind: Descriptor | None = SCHEDULE if path[0] in SCHEDULE.fields_by_name else SOLVER
-        for one in path if kind is SCHEDULE else path[1:]:
-            field = kind.fields_by_name.get(one) if kind is not None else None
-            kind = field.message_type if field is not None and is_message(field) else None
-        names = list(_fields(kind, end)) if kind is not None else []
-    return [before + name for name in names if name.startswith(last)]
-
-
-def _fields(kind: Descriptor, end: str) -> Iterator[str]:
-    """Those inside a list of messages can't be set one by one."""
-    for field in tree.fields(kind):
-        yield field.name + (end if not is_message(field) or field.is_repeated else ".")

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from stagerun.base import recipe
 from stagerun.base.code import Sources, code_of
 from stagerun.base.errors import UsageError, listing
+from stagerun.base.proto import message_of
 from stagerun.language import arguments
 from stagerun.language.networks import TIMM, TIMM_ARGUMENTS, code_in
-from stagerun.language.tree import SCHEDULE
 from stagerun.language.values import Member, layout
 
 
@@ -29,8 +29,6 @@ class Consent(enum.Enum):
 
 NEEDED = {field: consent for consent in Consent for field in consent.value}
 
-# Messages of a recipe that have another name in the language, but for `Parameter` at its end.
-_KINDS = {recipe.Stage: "StageEntry", recipe.ParamRule: "ParamSpec"}
 T = TypeVar("T")
 
 
@@ -42,15 +40,15 @@ def unlisted(name: str, args: str | None) -> list[str]:
 def scalars(value: Any) -> Iterator[tuple[Any, str, Member, Any]]:
     """Each value in a message of a recipe and in those in it: that message, the field as `Message.field` of the language, its member, the
     value."""
-    kind = _KINDS.get(type(value), type(value).__name__)
-    kind = kind if kind in SCHEDULE.file.message_types_by_name else f"{kind}Parameter"
+    kind = message_of(type(value))
+    assert kind is not None
     for member in layout(type(value)):
         held = getattr(value, member.attribute)
         for one in held if isinstance(held, tuple) else (held,):
             if type(one).__module__ == recipe.__name__ and dataclasses.is_dataclass(one):
                 yield from scalars(one)
             else:
-                yield value, f"{kind}.{member.name}", member, one
+                yield value, f"{kind.name}.{member.name}", member, one
 
 
 def asked(value: Any) -> Iterator[str]:

@@ -6,53 +6,51 @@ field, a repeated one too, replaces it. `clear` takes inherited fields away firs
 the one in the higher layer replaces the other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stagerun.base import units
 from stagerun.base.errors import Problems, Span, nearest
+from stagerun.base.proto.stagerun_pb2 import epochs_of
 from stagerun.language.lexer import INT64_MAX
-from stagerun.language.proto.stagerun_pb2 import epochs_of
 from stagerun.language.tree import SOLVER, Block, Entry, Value, fields, is_message
-from stagerun.language.view import Doubtful, View
+from stagerun.language.view import View
 
 
-def durations(kind: Descriptor) -> tuple[tuple[str, str], ...]:
-    """(in iterations, in epochs) of a message."""
-    return tuple((field.GetOptions().Extensions[epochs_of], field.name) for field in kind.fields if is_twin(field))
-
-
+@cache
 def is_twin(field: FieldDescriptor) -> bool:
     """Whether the field is another one in epochs."""
     return bool(field.GetOptions().HasExtension(epochs_of))
 
 
-DURATIONS = durations(SOLVER)
-PAIRS = (*DURATIONS, ("model", "net"))
-# The messages of Solver in which durations stand.
-INSIDE = tuple(field.name for field in SOLVER.fields if is_message(field) and durations(field.message_type))
 EPOCH = "epoch"
+_KNOT = SOLVER.fields_by_name["knot"].message_type
 SET = "--set"  # the path of a place in an argument
 LMDB = "LMDB"  # that of a value which was read from the LMDB itself
 NET = "net"  # the layer of what a net of Caffe's says
-PARTNER = dict(PAIRS) | {b: a for a, b in PAIRS}
 
 
-def pairs(kind: Descriptor) -> tuple[tuple[str, str], ...]:
-    """(field, the same in another unit) of a message."""
-    return PAIRS if kind is SOLVER else durations(kind)
+@cache
+def pairs(kind: Descriptor) -> Mapping[str, str]:
+    """The fields of a message that are resolved into another one: those in epochs, and `net`."""
+    found = {field.name: field.GetOptions().Extensions[epochs_of] for field in kind.fields if is_twin(field)}
+    return {**found, "net": "model"} if kind is SOLVER else found
 
 
+@cache
 def partner(field: FieldDescriptor) -> str:
     """The field of the same message that says the same thing in another unit, or ''."""
     found = pairs(field.containing_type)
-    return (dict(found) | {b: a for a, b in found}).get(field.name, "")
+    return found.get(field.name) or next((name for name in found if found[name] == field.name), "")
 
 
 def merge(layers: Sequence[Block]) -> Block:
-    """Return the settings that the layers, lowest first, come to. `check_layers` finds mistakes in `clear` and in pairs."""
+    """Return the settings that the layers, lowest first, come to; `clear` of them is what took nothing away. `check_layers` finds mistakes in
+    `clear` and in pairs."""
     merged = Block(SOLVER, layers[-1].place)
     for layer in layers:
         merged = _merged(merged, layer)
@@ -60,8 +58,12 @@ def merge(layers: Sequence[Block]) -> Block:
 
 
 def _merged(base: Block, layer: Block) -> Block:
-    for path in cleared(layer):
-        base = _without(base, path.split("."))
+    clear = layer.entries.get("clear")
+    for value in clear.values if clear else ():
+        before, base = base, _without(base, str(value.value).split("."))
+        if clear and base == before:
+            idle = base.entries.get("clear", replace(clear, values=()))
+            base = replace(base, entries={**base.entries, "clear": replace(idle, values=(*idle.values, value))})
     entries, doubtful = dict(base.entries), set(base.doubtful)
     for name in dict.fromkeys((*layer.entries, *sorted(layer.doubtful))):
         if name == "clear":
@@ -69,48 +71,40 @@ def _merged(base: Block, layer: Block) -> Block:
         field = layer.kind.fields_by_name.get(name)
         other = partner(field) if field is not None else ""
         entries.pop(other, None)
-        below, entry = entries.pop(name, None), layer.entries.get(name)
+        entries.pop(name, None)
+        entry = layer.entries.get(name)
         doubtful -= {name, other}
         if entry is not None:
-            entries[name] = _merged_entry(below, entry)
+            inner = None if entry.field.is_repeated else layer.block(name)
+            inherited = base.block(name) if inner else None
+            entries[name] = _holding(entry, _merged(inherited, inner)) if inherited and inner else entry
         if name in layer.doubtful or other in layer.entries:
             doubtful |= {name, *([other] if other else [])}
     return Block(layer.kind, layer.place, entries, frozenset(doubtful), base.broken or layer.broken)
 
 
-def _merged_entry(below: Entry | None, entry: Entry) -> Entry:
-    if below is None or entry.field.is_repeated or not is_message(entry.field):
-        return entry
-    value, inherited = entry.values[0], below.values[0].value
-    if not isinstance(value.value, Block) or not isinstance(inherited, Block):
-        return entry
-    return replace(entry, values=(replace(value, value=_merged(inherited, value.value)),))
+def _holding(entry: Entry, block: Block) -> Entry:
+    """The entry of a message with another block in it, the first of a list."""
+    first, *others = entry.values
+    return replace(entry, values=(replace(first, value=block), *others))
 
 
 def _without(block: Block, path: Sequence[str]) -> Block:
     """The block without the field that `path` leads to."""
     name, *rest = path
-    entry, inner = block.entries.get(name), block.block(name)
-    if rest and inner is not None and entry is not None and not entry.field.is_repeated:
-        value = replace(entry.values[0], value=_without(inner, rest))
-        return replace(block, entries={**block.entries, name: replace(entry, values=(value,))})
-    if rest:
-        return block
-    return replace(
-        block, entries={n: e for n, e in block.entries.items() if n != name}, doubtful=block.doubtful - {name}
-    )
-
-
-def cleared(layer: Block) -> tuple[str, ...]:
-    """The paths that a layer takes away: `momentum`, `transform_param.random_aspect_ratio_param`."""
-    entry = layer.entries.get("clear")
-    return tuple(str(v.value) for v in entry.values) if entry else ()
+    entries, inner = dict(block.entries), block.block(name)
+    if not rest:
+        entries.pop(name, None)
+        return replace(block, entries=entries, doubtful=block.doubtful - {name})
+    if inner is not None and not entries[name].field.is_repeated:
+        entries[name] = _holding(entries[name], _without(inner, rest))
+    return replace(block, entries=entries)
 
 
 def check_layers(layers: Sequence[Block], problems: Problems) -> None:
     """Both of a pair in one layer, and `clear` of something that is not a field, stands in the same layer, or is not inherited."""
     for number, layer in enumerate(layers):
-        for first, second in PAIRS:
+        for second, first in pairs(SOLVER).items():
             if first in layer.entries and second in layer.entries:
                 _same_thing(layer.entries[first], layer.entries[second], problems)
         entry = layer.entries.get("clear")
@@ -125,156 +119,107 @@ def _same_thing(first: Entry, second: Entry, problems: Problems) -> None:
 
 
 def _check_clear(path: str, value: Value, layer: Block, below: Sequence[Block], problems: Problems) -> None:
-    kind, field = SOLVER, None
+    kind, field, entry = SOLVER, None, None
+    own: Block | None = layer
     for word in path.split("."):
         if kind is None or (field is not None and field.is_repeated):
             problems.add(value.span, f"`clear` names `{path}`, and `{field.name if field else ''}` has no such field")
             return
         field = kind.fields_by_name.get(word)
         if field is None or path == "clear":
-            problems.add(
-                value.span,
-                f"`clear` names `{path}`, which is not a field of {kind.name}",
-                nearest(word, [other.name for other in fields(kind)]),
-            )
+            message = f"`clear` names `{path}`, which is not a field of {kind.name}"
+            inside = [
+                f"{f.name}.{word}" for f in fields(kind) if is_message(f) and word in f.message_type.fields_by_name
+            ]
+            hint = f"write `{inside[0]}`" if inside else nearest(word, [other.name for other in fields(kind)])
+            problems.add(value.span, message, hint)
             return
         kind = field.message_type
+        entry = own.entries.get(word) if own else None
+        own = own.block(word) if own else None
     assert field is not None
-    name = path.split(".")[0]
-    if path in layer.entries and not is_message(field):
-        line = layer.entries[path].name.line
-        problems.add(
-            value.span, f"`{path}` is cleared and set in one place", f"it is set in line {line}; take one of them out"
-        )
+    other = partner(field)
+    if entry and not is_message(entry.field):
+        hint = f"it is set in line {entry.name.line}; take one of them out"
+        problems.add(value.span, f"`{path}` is cleared and set in one place", hint)
     elif not below:
-        problems.add(
-            value.span, "`clear` takes away what is inherited, and here nothing is", "write it in a stage's file"
-        )
-    elif path == name and not any(b.broken or name in b.doubtful for b in below):
+        message = "`clear` takes away what is inherited, and here nothing is"
+        problems.add(value.span, message, "write it in a stage's file")
+    elif other and not any(b.broken or path in b.doubtful for b in below):
         inherited = merge(below).entries
-        other = PARTNER.get(name, "")
-        if name not in inherited and other in inherited:
-            problems.add(value.span, f"`{name}` is not inherited, but `{other}` is", f'write `clear: "{other}"`')
+        if path not in inherited and other in inherited:
+            problems.add(value.span, f"`{path}` is not inherited, but `{other}` is", f'write `clear: "{other}"`')
 
 
-def edit(base: Block | None, path: Sequence[str], leaf: Block) -> Block:
-    """`base` with the entries of `leaf` put into the message that `path` leads to, which is made if it is not there."""
+def edit(base: Block, path: Sequence[str], leaf: Block) -> Block:
+    """`base` with the entries of `leaf` put into the message that `path` leads to, which is made if it is not there; of a list into the first."""
     if not path:
-        assert base is not None
-        others = {other for entry in leaf.entries.values() if (other := partner(entry.field))}
-        doubtful = (base.doubtful - set(leaf.entries) - others) | leaf.doubtful
-        kept = {n: e for n, e in base.entries.items() if n not in leaf.doubtful | others}
-        changed = {n: _merged_entry(base.entries.get(n), e) for n, e in leaf.entries.items()}
-        return replace(base, entries=kept | changed, doubtful=doubtful)
-    assert base is not None
-    field = base.kind.fields_by_name[path[0]]
-    inner = base.block(path[0])
-    name = base.entries[path[0]].name if inner else leaf.place
-    edited = edit(inner or Block(field.message_type, leaf.place), path[1:], leaf)
-    rest = base.entries[path[0]].values[1:] if inner else ()  # of a list the first is changed
-    entry = Entry(field, name, (Value(edited, "", name), *rest))
-    return replace(base, entries={**base.entries, path[0]: entry}, doubtful=base.doubtful - {path[0]})
+        return replace(_merged(base, leaf), place=base.place)
+    name, *rest = path
+    field = base.kind.fields_by_name[name]
+    inner = base.block(name)
+    made = Block(field.message_type, leaf.place)
+    entry = base.entries[name] if inner is not None else Entry(field, leaf.place, (Value(made, "", leaf.place),))
+    entries = {**base.entries, name: _holding(entry, edit(inner or made, rest, leaf))}
+    return replace(base, entries=entries, doubtful=base.doubtful - {name})
+
+
+# -- durations in epochs
 
 
 def in_iterations(block: Block, images: int | None, problems: Problems) -> Block:
-    """The settings with every duration in iterations, still at the place where it was written. `images` (of an epoch) is None where it
-    isn't known; what depends on it is doubtful then."""
-    try:
-        batch = View(block).whole("batch_size")
-    except Doubtful:
-        batch = None
-    return _insides_in_iterations(_durations_converted(block, images, batch, problems), images, batch, problems)
+    """The settings with every duration in iterations, still at the place where it was written. `images` (of an epoch) is None where it isn't known; what depends on it is doubtful then."""
+    batch = View(block).known("batch_size")
 
-
-def _durations_converted(block: Block, images: int | None, batch: int | None, problems: Problems) -> Block:
-    """The message with those of its durations that are in epochs in iterations, or doubtful."""
-    entries, doubtful = dict(block.entries), set(block.doubtful)
-    for iterations, epochs in durations(block.kind):
-        entry = entries.pop(epochs, None)
-        if entry is not None and (found := _convert(entry, iterations, images, batch, problems)):
-            entries[iterations] = found
-        elif entry is not None or epochs in doubtful:
-            doubtful.add(iterations)
-    return replace(block, entries=entries, doubtful=frozenset(doubtful))
-
-
-def _insides_in_iterations(block: Block, images: int | None, batch: int | None, problems: Problems) -> Block:
-    """A Solver's settings with every knot at an iteration, no whole one in general, and every duration inside a message in iterations,
-    still at the place where it was written. `images` of an epoch and `batch` are None where they aren't known; what depends on them
-    is doubtful then.
-    """
-    block = _knots_converted(block, images, batch, problems)
-    for name in INSIDE:
-        inner = block.block(name)
-        if inner is not None:
-            for first, second in durations(inner.kind):
-                if first in inner.entries and second in inner.entries:
-                    _same_thing(inner.entries[first], inner.entries[second], problems)
-            found = _durations_converted(inner, images, batch, problems)
-            value = replace(block.entries[name].values[0], value=found)
-            block = replace(block, entries={**block.entries, name: replace(block.entries[name], values=(value,))})
-    return block
-
-
-def _knots_converted(block: Block, images: int | None, batch: int | None, problems: Problems) -> Block:
-    """The message with its field `knot` converted, or doubtful."""
-    entry = block.entries.get("knot")
-    if entry is None:
-        return block
-    values = []
-    for value in entry.values:
-        assert isinstance(value.value, Block)
-        found = _knot(value.value, images, batch, problems)
-        values += [replace(value, value=found)] if found else []
-    if len(values) == len(entry.values):
-        return replace(block, entries={**block.entries, "knot": replace(entry, values=tuple(values))})
-    kept = {name: e for name, e in block.entries.items() if name != "knot"}
-    return replace(block, entries=kept, doubtful=block.doubtful | {"knot"})
-
-
-def _knot(block: Block, images: int | None, batch: int | None, problems: Problems) -> Block | None:
-    """The knot with `iter` in place of `epoch`. None where it has both, neither, no factor, or is not known."""
-    iter, epoch = block.entries.get("iter"), block.entries.get(EPOCH)
-    if block.broken or block.doubtful:
-        return None  # which has been reported
-    if "factor" not in block.entries:
-        problems.add(block.place, "Knot lacks `factor`", "write `factor: 1` for base_lr itself, say")
-        return None
-    if iter is not None and epoch is not None:
-        _same_thing(iter, epoch, problems)
-        return None
-    if epoch is None:
-        if iter is None:
-            problems.add(block.place, "Knot lacks `iter` or `epoch`", "write `epoch: 5` or `iter: 1000`, say")
-        return block if iter is not None else None
-    if images is None or batch is None:
-        return None
-    value = epoch.values[0]
-    assert isinstance(value.value, int | float)
-    place = units.exact(value.value, images, batch)
-    if place > INT64_MAX:
-        problems.add(value.span, "`epoch` is more iterations than 64 bits can count")
-        return None
-    count = place.numerator if place.denominator == 1 else float(place)
-    converted = Entry(
-        block.kind.fields_by_name["iter"], epoch.name, (Value(count, f"{EPOCH}: {value.text}", value.span),)
-    )
-    return replace(block, entries={"iter": converted} | {n: e for n, e in block.entries.items() if n != EPOCH})
-
-
-def _convert(entry: Entry, name: str, images: int | None, batch: int | None, problems: Problems) -> Entry | None:
-    if images is None or batch is None:
-        return None
-    values = []
-    for value in entry.values:
-        assert isinstance(value.value, int | float)
-        # 0 epochs mean what 0 iterations mean (none), and not the one iteration that a short duration is rounded up to.
-        count = units.iterations(value.value, images, batch) if value.value else 0
-        if count > INT64_MAX:
-            problems.add(value.span, f"`{entry.field.name}` is more iterations than 64 bits can count")
+    def count(measure: Callable[[float, int, int], Any], epochs: Value, name: str) -> Any:
+        if images is None or batch is None:
             return None
-        values.append(Value(count, f"{entry.field.name}: {value.text}", value.span))
-    return Entry(entry.field.containing_type.fields_by_name[name], entry.name, tuple(values))
+        assert isinstance(epochs.value, int | float)
+        # 0 epochs mean what 0 iterations mean (none), and not the one iteration that a short duration is rounded up to.
+        found = measure(epochs.value, images, batch) if epochs.value else 0
+        if found > INT64_MAX:
+            problems.add(epochs.span, f"`{name}` is more iterations than 64 bits can count")
+            return None
+        return int(found) if found.denominator == 1 else float(found)
+
+    def below(block: Block) -> Block:
+        iterations = pairs(block.kind)
+        doubtful = block.doubtful | {iterations[name] for name in iterations if name in block.doubtful}
+        if block.kind is _KNOT and not block.broken and not doubtful:
+            doubtful |= _missing_in_knot(block, problems)
+        measure = units.exact if block.kind is _KNOT else units.iterations  # a knot is at no whole one in general
+        entries = {}
+        for name, entry in block.entries.items():
+            if name in iterations:
+                field = block.kind.fields_by_name[iterations[name]]
+                if field.name in block.entries and block.kind is not SOLVER:  # that `check_layers` looks at
+                    _same_thing(block.entries[field.name], entry, problems)
+                counted = ((count(measure, value, name), value) for value in entry.values)
+                values = [Value(n, f"{name}: {value.text}", value.span) for n, value in counted if n is not None]
+                if len(values) == len(entry.values):
+                    entries[field.name] = Entry(field, entry.name, tuple(values))
+                else:
+                    doubtful |= {field.name}
+            else:
+                entries[name] = entry
+        counted_block = replace(block, entries=entries, doubtful=doubtful)
+        for name, entry in entries.items():
+            if is_message(entry.field) and pairs(entry.field.message_type):
+                counted_block = counted_block.changed(name, below)
+        return counted_block
+
+    return below(block)
+
+
+def _missing_in_knot(block: Block, problems: Problems) -> set[str]:
+    missing = {"factor", "iter"} - block.entries.keys()
+    if EPOCH in block.entries:
+        missing -= {"iter"}
+    if "factor" in missing:
+        problems.add(block.place, "Knot lacks `factor`", "write `factor: 1` for base_lr itself, say")
+    elif missing:
+        problems.add(block.place, "Knot lacks `iter` or `epoch`", "write `epoch: 5` or `iter: 1000`, say")
+    return missing
 
 
 def divisors(number: int, near: int) -> str:
@@ -282,9 +227,8 @@ def divisors(number: int, near: int) -> str:
     if number > 10_000_000:
         return ""
     found = [d for d in range(1, min(number, 100_000) + 1) if number % d == 0]
-    below = [d for d in found if d < near][-1:]
-    above = [d for d in found if d > near][:1]
-    return f"{' or '.join(str(d) for d in below + above)} would" if below or above else ""
+    both = [d for d in found if d < near][-1:] + [d for d in found if d > near][:1]
+    return f"{' or '.join(map(str, both))} would" if both else ""
 
 
 def layer_of(span: Span | None, schedule: str) -> str:

@@ -21,30 +21,24 @@ def read(text: str) -> tuple[str, Sequence[int | None]]:
         return name, (None,)
     found = _RANGE.fullmatch(behind)
     if found is None or not name:
-        stage = name or "trunk"
-        hint = f"write `{stage}@6000` for one snapshot, `{stage}@6000..8000/500` for those after 6000, 6500, ... 8000 iterations"
+        one = f"{name or 'trunk'}@6000"
+        hint = f"write `{one}` for one snapshot, `{one}..8000/500` for those after 6000, 6500, ... 8000 iterations"
         raise WrongMember(f"`{shown(text)}` is not a stage and iterations of it", hint)
-    first, last, step = (int(number[:19]) if number else None for number in found.groups())
-    assert first is not None
-    if not 0 < first < _LARGEST or (last or 0) >= _LARGEST or (step or 0) >= _LARGEST:
-        raise WrongMember(
-            f"`{shown(behind)}` behind the `@` is not a number of iterations, 1 or more",
-            "leave out the `@` for the end",
-        )
-    if last is None or step is None:
+    first, *rest = (int(number[:19]) for number in found.groups() if number)
+    if not 0 < first < _LARGEST or max(rest, default=0) >= _LARGEST:
+        message = f"`{shown(behind)}` behind the `@` is not a number of iterations, 1 or more"
+        raise WrongMember(message, "leave out the `@` for the end")
+    if not rest:
         return name, (first,)
+    last, step = rest
     if last < first:
         raise WrongMember(f"`{behind}` ends before it begins", f"write `{name}@{last}..{first}/{step}`")
     if not step or (last - first) % step:
-        near = first + (last - first) // step * step if step else last
-        hint = (
-            f"write `{name}@{first}..{near}/{step}`, or another step"
-            if step
-            else "write how far apart they are, as `/500`"
-        )
+        hint = "write how far apart they are, as `/500`"
+        if step:
+            hint = f"write `{name}@{first}..{last - (last - first) % step}/{step}`, or another step"
         raise WrongMember(f"steps of {step} from {first} do not come to {last}", hint)
-    if (last - first) // step >= MOST:
-        raise WrongMember(
-            f"`{behind}` names {(last - first) // step + 1} snapshots", f"{MOST} at most: write a longer step"
-        )
+    count = (last - first) // step + 1
+    if count > MOST:
+        raise WrongMember(f"`{behind}` names {count} snapshots", f"{MOST} at most: write a longer step")
     return name, range(first, last + 1, step)

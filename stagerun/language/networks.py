@@ -1,6 +1,6 @@
 """Every network by name, where it is made, and what can be known of it without torch. Literal tables; `models` builds them.
 
-A new network is a class or function in stagerun/models, which makes it of a `recipe.Model`, and a row of NETWORKS here. Its
+A new network is a function in stagerun/models, which makes it of a `recipe.Model`, and a row of NETWORKS here. Its
 name goes into the comment of `Model.name` in protos/stagerun.proto, which `stagerun help` shows.
 
 From torchvision come all networks that its `models` lists as classifiers. What it has besides is left out: detection,
@@ -51,59 +51,62 @@ class Network:
         return self.smallest <= min(height, width) and (self.largest is None or max(height, width) <= self.largest)
 
 
-def _all(network: Network, *names: str) -> dict[str, Network]:
-    return dict.fromkeys(names, network)
+def _all(network: Network, names: str) -> dict[str, Network]:
+    return dict.fromkeys(names.split(), network)
 
 
-_RESNET = Network(zero_gamma=True, blur_pool=True)
-_PLAIN = Network()
-_EPS_3 = Network(batch_norm=(0.9, 1e-3))
-_SLOW_EPS_3 = Network(batch_norm=(0.99, 1e-3))
-
+# All that torchvision lists as classifiers, those alike together.
 TORCHVISION: dict[str, Network] = {
     "alexnet": Network(smallest=63, batch_norm=None),
-    **_all(Network(smallest=32, batch_norm=None), *(f"convnext_{size}" for size in ("tiny", "small", "base", "large"))),
-    **_all(Network(smallest=29), *(f"densenet{depth}" for depth in (121, 161, 169, 201))),
-    **_all(_PLAIN, *(f"efficientnet_b{n}" for n in range(5))),
-    **_all(_SLOW_EPS_3, *(f"efficientnet_b{n}" for n in range(5, 8))),
-    **_all(_EPS_3, *(f"efficientnet_v2_{size}" for size in "sml")),
+    **_all(
+        Network(smallest=32, batch_norm=None),
+        "convnext_tiny convnext_small convnext_base convnext_large vgg11 vgg13 vgg16 vgg19",
+    ),
+    **_all(Network(smallest=29), "densenet121 densenet161 densenet169 densenet201"),
+    **_all(
+        Network(),
+        """
+        efficientnet_b0 efficientnet_b1 efficientnet_b2 efficientnet_b3 efficientnet_b4 mobilenet_v2
+        regnet_x_400mf regnet_x_800mf regnet_x_1_6gf regnet_x_3_2gf regnet_x_8gf regnet_x_16gf regnet_x_32gf
+        regnet_y_400mf regnet_y_800mf regnet_y_1_6gf regnet_y_3_2gf regnet_y_8gf regnet_y_16gf regnet_y_32gf regnet_y_128gf
+        shufflenet_v2_x0_5 shufflenet_v2_x1_0 shufflenet_v2_x1_5 shufflenet_v2_x2_0
+        """,
+    ),
+    **_all(
+        Network(batch_norm=(0.99, 1e-3)),
+        "efficientnet_b5 efficientnet_b6 efficientnet_b7 mobilenet_v3_small mobilenet_v3_large",
+    ),
+    **_all(Network(batch_norm=(0.9, 1e-3)), "efficientnet_v2_s efficientnet_v2_m efficientnet_v2_l"),
     "googlenet": Network(smallest=15, batch_norm=(0.9, 1e-3)),
     "inception_v3": Network(smallest=75, batch_norm=(0.9, 1e-3)),
     "maxvit_t": Network(smallest=224, largest=224, batch_norm=(0.99, 1e-3), fc_bias=False),
-    **_all(Network(batch_norm=(0.9997, 1e-5)), *(f"mnasnet{width}" for width in ("0_5", "0_75", "1_0", "1_3"))),
-    "mobilenet_v2": _PLAIN,
-    **_all(_SLOW_EPS_3, "mobilenet_v3_small", "mobilenet_v3_large"),
-    **_all(_PLAIN, *(f"regnet_x_{size}" for size in ("400mf", "800mf", "1_6gf", "3_2gf", "8gf", "16gf", "32gf"))),
+    **_all(Network(batch_norm=(0.9997, 1e-5)), "mnasnet0_5 mnasnet0_75 mnasnet1_0 mnasnet1_3"),
     **_all(
-        _PLAIN, *(f"regnet_y_{size}" for size in ("400mf", "800mf", "1_6gf", "3_2gf", "8gf", "16gf", "32gf", "128gf"))
+        Network(zero_gamma=True, blur_pool=True),
+        """
+        resnet18 resnet34 resnet50 resnet101 resnet152 resnext50_32x4d resnext101_32x8d resnext101_64x4d
+        wide_resnet50_2 wide_resnet101_2
+        """,
     ),
-    **_all(_RESNET, *(f"resnet{depth}" for depth in (18, 34, 50, 101, 152))),
-    **_all(_RESNET, "resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d"),
-    **_all(_PLAIN, *(f"shufflenet_v2_x{width}" for width in ("0_5", "1_0", "1_5", "2_0"))),
     "squeezenet1_0": Network(smallest=21, batch_norm=None, fc_weight=False, fc_bias=False),
     "squeezenet1_1": Network(smallest=17, batch_norm=None, fc_weight=False, fc_bias=False),
-    **_all(Network(smallest=4, batch_norm=None), "swin_t", "swin_s", "swin_b", "swin_v2_t", "swin_v2_s", "swin_v2_b"),
-    **_all(Network(smallest=32, batch_norm=None), *(f"vgg{depth}" for depth in (11, 13, 16, 19))),
-    **_all(Network(smallest=32), *(f"vgg{depth}_bn" for depth in (11, 13, 16, 19))),
-    **_all(
-        Network(smallest=224, largest=224, batch_norm=None),
-        *("vit_b_16", "vit_b_32", "vit_l_16", "vit_l_32", "vit_h_14"),
-    ),
-    **_all(_RESNET, "wide_resnet50_2", "wide_resnet101_2"),
+    **_all(Network(smallest=4, batch_norm=None), "swin_t swin_s swin_b swin_v2_t swin_v2_s swin_v2_b"),
+    **_all(Network(smallest=32), "vgg11_bn vgg13_bn vgg16_bn vgg19_bn"),
+    **_all(Network(smallest=224, largest=224, batch_norm=None), "vit_b_16 vit_b_32 vit_l_16 vit_l_32 vit_h_14"),
 }
 
 NETWORKS: dict[str, Network] = {
     **TORCHVISION,
-    "alexnet_bn": Network(made_by="small.AlexNetBN", smallest=15, fc_bias=False),
+    "alexnet_bn": Network(made_by="small.alexnet_bn", smallest=15, fc_bias=False),
     # MXNet's own BatchNorm in November 2015; two months later its eps was 1e-3.
-    "inception_bn": Network(made_by="inception.InceptionBN", batch_norm=(0.9, 1e-10)),
-    "inception_bn_28_small": Network(made_by="inception.InceptionBN28Small", batch_norm=(0.9, 1e-10)),
+    "inception_bn": Network(made_by="inception.inception_bn", batch_norm=(0.9, 1e-10)),
+    "inception_bn_28_small": Network(made_by="inception.inception_bn_28_small", batch_norm=(0.9, 1e-10)),
     "resnet50_intel_caffe": Network(
         made_by="resnet.resnet50_intel_caffe", smallest=3, batch_norm=(0.95, 1e-5), zero_gamma=True, blur_pool=True
     ),
-    "resnet9": Network(made_by="small.ResNet9", smallest=8, fc_bias=False),
-    "resnet_small": Network(made_by="small.ResNetSmall", smallest=2, zero_gamma=True),
-    **_all(Network(made_by="wide.wide_resnet"), "wrn_16_8", "wrn_28_10", "wrn_40_4"),
+    "resnet9": Network(made_by="small.resnet9", smallest=8, fc_bias=False),
+    "resnet_small": Network(made_by="small.resnet_small", smallest=2, zero_gamma=True),
+    **_all(Network(made_by="small.wide_resnet"), "wrn_16_8 wrn_28_10 wrn_40_4"),
 }
 
 # A file of the user's, a package, or timm.
@@ -113,17 +116,19 @@ NET = Network(batch_norm=None, fc_weight=False, fc_bias=False)
 TIMM = "timm/"
 _TIMM = re.compile(r"timm/[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?")
 # What timm's networks are called with unasked: no argument that loads weights, opens a file, or changes what the network answers with.
-TIMM_ARGUMENTS = frozenset((
-    "aa_layer", "act_layer", "always_partition", "attn_drop_rate", "avg_down", "base_width", "block_reduce_first", "bn_eps", "bn_momentum", "bn_tf",
-    "cardinality", "channel_multiplier", "class_token", "conv_bias", "conv_mlp", "depth", "depth_mult", "depths", "dims", "down_kernel_size",
-    "drop_block_rate", "drop_path_rate", "drop_rate", "dynamic_img_pad", "dynamic_img_size", "embed_dim", "embed_dims", "expand_ratio", "fc_norm",
-    "final_norm", "fix_init", "fix_stem", "global_pool", "growth_rate", "head_dim", "head_hidden_size", "head_init_scale", "head_norm_first",
-    "img_size", "init_values", "kernel_size", "kernel_sizes", "layer_scale_init_value", "layers", "ls_init_value", "mlp_ratio", "mlp_ratios",
-    "no_embed_class", "norm_eps", "norm_layer", "num_features", "num_heads", "output_stride", "pad_type", "patch_drop_rate", "patch_size",
-    "pool_type", "pos_drop_rate", "pos_embed", "pre_norm", "proj_bias", "proj_drop_rate", "qk_norm", "qkv_bias", "reg_tokens", "replace_stem_pool",
-    "se_ratio", "sr_ratios", "stem_chs", "stem_size", "stem_type", "stem_width", "strict_img_size", "use_grn", "use_pos_embed", "weight_init",
-    "width_factor", "width_mult", "window_size", "zero_init_last",
-))  # fmt: skip
+TIMM_ARGUMENTS = frozenset(
+    """
+    aa_layer act_layer always_partition attn_drop_rate avg_down base_width block_reduce_first bn_eps bn_momentum
+    bn_tf cardinality channel_multiplier class_token conv_bias conv_mlp depth depth_mult depths dims
+    down_kernel_size drop_block_rate drop_path_rate drop_rate dynamic_img_pad dynamic_img_size embed_dim embed_dims
+    expand_ratio fc_norm final_norm fix_init fix_stem global_pool growth_rate head_dim head_hidden_size
+    head_init_scale head_norm_first img_size init_values kernel_size kernel_sizes layer_scale_init_value layers
+    ls_init_value mlp_ratio mlp_ratios no_embed_class norm_eps norm_layer num_features num_heads output_stride
+    pad_type patch_drop_rate patch_size pool_type pos_drop_rate pos_embed pre_norm proj_bias proj_drop_rate qk_norm
+    qkv_bias reg_tokens replace_stem_pool se_ratio sr_ratios stem_chs stem_size stem_type stem_width strict_img_size
+    use_grn use_pos_embed weight_init width_factor width_mult window_size zero_init_last
+    """.split()
+)
 
 
 def network_of(name: str) -> Network:
@@ -146,14 +151,10 @@ def is_foreign(name: str) -> bool:
     return names_code(name) or name.startswith(TIMM)
 
 
-def is_timm(name: str) -> bool:
-    return _TIMM.fullmatch(name) is not None
-
-
 def code_in(name: str) -> Code | None:
     """What makes a network from outside; None for one of stagerun's. WrongCode."""
     if name.startswith(TIMM):
-        if is_timm(name):
+        if _TIMM.fullmatch(name):
             return Code("", "timm", "create_model")
         hint = 'write `"timm/resnet26d"`, say: weights that timm has are not of the network'
         raise WrongCode(f"`{shown(name)}` is not a network of timm", hint)

@@ -12,10 +12,21 @@ from dataclasses import dataclass
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stagerun.base.errors import Problems, Span, nearest
-from stagerun.language.layers import PARTNER, SET
+from stagerun.language.layers import SET, partner
 from stagerun.language.lexer import Kind, tokens
-from stagerun.language.parse import ELSEWHERE, hint_for_unknown, parse_value, takes_arguments
-from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, Block, Entry, Value, is_message, quoted, retired
+from stagerun.language.parse import ELSEWHERE, hint_for_unknown, parse_value
+from stagerun.language.tree import (
+    SCHEDULE,
+    SOLVER,
+    SOURCE,
+    Block,
+    Entry,
+    Value,
+    is_message,
+    quoted,
+    retired,
+    takes_arguments,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,27 +42,24 @@ class Override:
 
 def read(arguments: Sequence[str], stages: Sequence[str], problems: Problems) -> list[Override]:
     """The arguments that make sense; mistakes in the others go to the problems."""
-    problems.file(SET, "\n".join(a.replace("\n", " ") for a in arguments))
-    found: list[Override] = []
-    seen: dict[tuple[str | None, tuple[str, ...]], int] = {}
-    for line, argument in enumerate(arguments, 1):
-        override = _one(line, argument.replace("\n", " "), stages, problems)
+    lines = [argument.replace("\n", " ") for argument in arguments]
+    problems.file(SET, "\n".join(lines))
+    found: dict[tuple[str | None, tuple[str, ...]], Override] = {}
+    for line, argument in enumerate(lines, 1):
+        override = _one(line, argument, stages, problems)
         if override is None:
             continue
-        (name,) = override.leaf.entries
-        key = (override.stage, (*override.path, name))
-        if key in seen:
-            place = override.leaf.place
-            problems.add(place, f"`{argument[: place.width]}` is set twice", f"argument {seen[key]} sets it already")
-        else:
-            seen[key] = line
-            found.append(override)
-    return found
+        place, key = override.leaf.place, (override.stage, (*override.path, *override.leaf.entries))
+        if key in found:
+            hint = f"argument {found[key].leaf.place.line} sets it already"
+            problems.add(place, f"`{argument[: place.width]}` is set twice", hint)
+        found.setdefault(key, override)
+    return list(found.values())
 
 
 def _one(line: int, argument: str, stages: Sequence[str], problems: Problems) -> Override | None:
     name, equals, text = argument.partition("=")
-    whole = Span(SET, line, 1, max(1, len(argument)))
+    whole, place = Span(SET, line, 1, max(1, len(argument))), Span(SET, line, 1, len(name))
     if any(0xD800 <= ord(c) <= 0xDFFF for c in argument):  # how Python passes on bytes that are not UTF-8
         problems.add(whole, "the argument is not UTF-8")
         return None
@@ -60,53 +68,48 @@ def _one(line: int, argument: str, stages: Sequence[str], problems: Problems) ->
         return None
     words = name.split(".")
     stage = words[0] if words[0] in stages and words[0] not in SCHEDULE.fields_by_name else None
-    kind = SOLVER if stage is not None else SCHEDULE
     if stage is not None and len(words) == 1:
-        problems.add(Span(SET, line, 1, len(name)), f"`{stage}` is a stage", f"write `{stage}.FIELD=VALUE`")
+        problems.add(place, f"`{stage}` is a stage", f"write `{stage}.FIELD=VALUE`")
         return None
-    skip = 1 if stage is not None else 0
-    found = _follow(line, words, skip, kind, stages, problems)
-    if found is None:
+    field = _follow(line, words, stage, stages, problems)
+    if field is None:
         return None
-    kind, field = found
     if not text.strip():
         problems.add(whole, f"`{name}` has no value", f'write `{name}=""` for an empty text' if _is_text(field) else "")
         return None
-    place = Span(SET, line, 1, len(name))
     entry = _value(line, len(name) + 2, text, field, place, problems)
-    leaf = Block(kind, place, {field.name: entry}) if entry else None
-    return Override(stage, tuple(words[skip:-1]), leaf) if leaf else None
+    path = words[:-1] if stage is None else words[1:-1]
+    leaf = Block(field.containing_type, place, {field.name: entry}) if entry else None
+    return Override(stage, tuple(path), leaf) if leaf else None
 
 
 def _follow(
-    line: int, words: Sequence[str], skip: int, kind: Descriptor, stages: Sequence[str], problems: Problems
-) -> tuple[Descriptor, FieldDescriptor] | None:
-    """The message and the field that a dotted name leads to."""
-    column = 1 + sum(len(w) + 1 for w in words[:skip])
-    for number, word in enumerate(words[skip:], skip):
+    line: int, words: Sequence[str], stage: str | None, stages: Sequence[str], problems: Problems
+) -> FieldDescriptor | None:
+    """The field that a dotted name leads to, from the stage's settings or from the schedule."""
+    kind, column, field = SCHEDULE if stage is None else SOLVER, 1, None
+    for number, word in enumerate(words):
         span = Span(SET, line, column, max(1, len(word)))
-        field = kind.fields_by_name.get(word)
-        last = number == len(words) - 1
+        column += len(word) + 1
+        if stage is not None and number == 0:
+            continue
+        field, last = kind.fields_by_name.get(word), number == len(words) - 1
         if field is None:
             _unknown(span, word, number, kind, stages, problems)
         elif hint := retired(field):
             problems.add(span, f"`{word}` was retired", hint)
         elif kind is SCHEDULE and word == "stage":
-            problems.add(
-                span, "stages are added and named in schedule.prototxt", "`--set` changes fields: STAGE.FIELD=VALUE"
-            )
+            hint = "`--set` changes fields: STAGE.FIELD=VALUE"
+            problems.add(span, "stages are added and named in schedule.prototxt", hint)
         elif not last and not is_message(field):
             problems.add(span, f"`{word}` is not a message: it has no fields")
         elif not last and field.is_repeated and field.message_type is not SOURCE:
             problems.add(span, f"`{word}` is a list of messages", f"give it whole: `{word}=[{{ ... }}]`")
         else:
-            if last:
-                return kind, field
             kind = field.message_type
-            column += len(word) + 1
             continue
         return None
-    return None
+    return field
 
 
 def _unknown(span: Span, word: str, number: int, kind: Descriptor, stages: Sequence[str], problems: Problems) -> None:
@@ -153,20 +156,19 @@ def check_reached(changes: Sequence[Override], stages: Mapping[str, Block], prob
     are written. Where a stage's settings are not known for a mistake in them, it may be the one that is reached.
     """
     for change in changes:
-        path, place = _path(change), change.leaf.place
-        if not path or path[0] == "clear":
+        if change.stage is not None or change.path[:1] != ("solver",):
+            continue  # as `solver={...}`
+        path = (*change.path[1:], *change.leaf.entries)  # without an entry where the value is out of its range
+        passed = all(_passes_by(block, path[0], change.leaf.place) for block in stages.values() if path)
+        if not change.leaf.entries or path[0] == "clear" or not stages or not passed:
             continue
-        field = path[0]
-        if all(_passes_by(block, field, place) for block in stages.values()) and stages:
-            _report(path, place, stages, problems)
-
-
-def _path(change: Override) -> tuple[str, ...]:
-    """From Solver to the field; empty where the change is not one of a field of Solver for all stages, as `solver={...}`."""
-    if change.stage is not None or change.path[:1] != ("solver",) or not change.leaf.entries:
-        return ()  # a value out of its range, which is reported as such, is not an entry
-    (name,) = change.leaf.entries
-    return (*change.path[1:], name)
+        field, name, first = path[0], ".".join(path), next(iter(stages))
+        other = partner(SOLVER.fields_by_name[field])
+        own = "its own" if len(path) == 1 else f"its own `{field}`"
+        written = all(field in b.entries or other in b.entries for b in stages.values())
+        says = f"sets {own}" if written else f"sets {own}, or clears it"
+        message = f"`solver.{name}` reaches no stage: each {says}"
+        problems.add(change.leaf.place, message, f"name the stage: `{first}.{name}=...`")
 
 
 def _passes_by(block: Block, field: str, place: Span) -> bool:
@@ -174,16 +176,5 @@ def _passes_by(block: Block, field: str, place: Span) -> bool:
     if block.broken or field in block.doubtful:
         return False
     entry = block.entries.get(field)
-    if entry is None:
-        return True
     inside = [inner for value in block.blocks(field) for _, inner in value.walk()]
-    return not any((e.name.path, e.name.line) == (SET, place.line) for e in (entry, *inside))
-
-
-def _report(path: Sequence[str], place: Span, stages: Mapping[str, Block], problems: Problems) -> None:
-    field, name = path[0], ".".join(path)
-    written = all(field in b.entries or PARTNER.get(field) in b.entries for b in stages.values())
-    own = "its own" if len(path) == 1 else f"its own `{field}`"
-    says = f"sets {own}" if written else f"sets {own}, or clears it"
-    first = next(iter(stages))
-    problems.add(place, f"`solver.{name}` reaches no stage: each {says}", f"name the stage: `{first}.{name}=...`")
+    return entry is None or not any((e.name.path, e.name.line) == (SET, place.line) for e in (entry, *inside))

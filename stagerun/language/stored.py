@@ -5,38 +5,24 @@ Read by the types of recipe's dataclasses, so that a new field there needs nothi
 
 import dataclasses
 import enum
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from google.protobuf.descriptor import FieldDescriptor
-
 from stagerun.base import recipe
 from stagerun.base.errors import Span
-from stagerun.language import lexer, tree
+from stagerun.base.nets import of_model
+from stagerun.base.proto import path_to
+from stagerun.language import arguments, lexer, tree
 from stagerun.language.consent import asked, scalars
 from stagerun.language.lexer import Kind, Token, tokens
-from stagerun.language.nets import of_model
 from stagerun.language.networks import is_foreign
-from stagerun.language.ranges import CHOICES, RETIRED, bounds_missed
+from stagerun.language.ranges import wrong
 from stagerun.language.tree import SCHEDULE
-from stagerun.language.values import NONE, Member, layout
-
-# What divides, or is stepped by: a snapshot need not be ours, and `check` has not seen its recipe.
-_POSITIVE = {
-    "Model.num_classes", "Model.channels", "Source.images", "Solver.max_iter", "Solver.batch_size", "Solver.device_batch_size",
-    "Solver.test_batch_size",
-}  # fmt: skip
+from stagerun.language.values import Member, default_text, layout
 
 _UNSAID = recipe.Data(train=recipe.Source(source="", path="", images=0))  # of a stage that has the schedule's
-
-# Retired fields and values, by their names: older snapshots may have them.
-_MESSAGES = SCHEDULE.file.message_types_by_name.values()
-_LIVE = {field.name for kind in _MESSAGES for field in tree.fields(kind)}
-_RETIRED = {field.name: field for kind in _MESSAGES for field in kind.fields if field.name not in _LIVE}
-_RETIRED["carry_residual"] = SCHEDULE.file.message_types_by_name["Carry"].fields_by_name["residual"]  # its name there
-_ENUMS = [*SCHEDULE.file.enum_types_by_name.values(), *(enum for kind in _MESSAGES for enum in kind.enum_types)]
-_RETIRED_VALUES = {value.name: hint for kind in _ENUMS for value in kind.values if (hint := tree.retired_value(value))}
+_LIVE = {field.name for kind in SCHEDULE.file.message_types_by_name.values() for field in tree.fields(kind)}
 
 DEEPEST = 20  # messages inside messages; the language has five
 
@@ -53,27 +39,31 @@ def read_recipe(text: str) -> recipe.Schedule:
     A field that is not there, because an older stagerun wrote the text, has the dataclass's default. ValueError with the
     line if it is something else: an unknown field, a missing one without a default, a value of another type.
     """
-    reader = _Reader(tokens(text))
-    schedule: recipe.Schedule = _read(recipe.Schedule, reader.block(None))
-    stages = tuple(replace(stage, model=stage.solver.model or schedule.model) for stage in schedule.stages)
-    return replace(schedule, stages=stages)
+    schedule: recipe.Schedule = _read(recipe.Schedule, _block(iter(tokens(text))))
+
+    def completed(stage: recipe.Stage) -> recipe.Stage:
+        own = schedule.data if stage.data is _UNSAID else stage.data  # of its own it has the images alone
+        data = replace(schedule.data, train=own.train, val=own.val)
+        return replace(stage, model=stage.solver.model or schedule.model, data=data)
+
+    return replace(schedule, stages=tuple(map(completed, schedule.stages)))
 
 
 def read_foreign(text: str) -> recipe.Schedule:
-    """`read_recipe` for a text that someone else may have written. Raises ValueError, too, for a number below 1 where that can't be, for a
-    transform with a value out of its range, and for names of code, methods and stages that no schedule has. No code may be run
-    (`consent.trusted`)."""
+    """`read_recipe` for a text that someone else may have written. Raises ValueError, too, for a value out of its range, and for names of code,
+    methods and stages that no schedule has. No code may be run (`consent.trusted`)."""
     schedule = read_recipe(text)
     list(asked(schedule))
     for holder, key, member, held in scalars(schedule):
-        if key in _POSITIVE and held < 1:
-            raise ValueError(f"`{member.name}` must be 1 or more")
-        if key in CHOICES and key != "Model.name" and held not in (None, *CHOICES[key]):
-            raise ValueError(f"`{member.name}` has no value `{lexer.shown(held)}`")
-        named = key == "Source.labels" and held not in (None, recipe.FLOAT_DATA)
-        if named and None in (holder.labels_path, holder.labels_digest):
+        if held in (None, member.default):
+            continue  # a default needs not be in a range
+        if member.fields and key != "Model.name":
+            message, hint = wrong(key, member.fields[-1], held, lexer.shown(str(held)))
+            if message:
+                raise ValueError(f"{message}: {hint}" if hint else message)
+        if key == "Source.labels" and held != recipe.FLOAT_DATA and None in (holder.labels_path, holder.labels_digest):
             raise ValueError("`labels` without the place and the digest of its file")
-        if key == "Model.net" and held is not None:
+        if key == "Model.net":
             of_model(holder)
     stages, ensembles = {stage.name for stage in schedule.stages}, {one.name for one in schedule.ensembles}
     for name, iter in (place for ensemble in schedule.ensembles for place in ensemble.points):
@@ -86,7 +76,6 @@ def read_foreign(text: str) -> recipe.Schedule:
         before.add(stage.name)
         if stage.average is not None and stage.average not in ensembles:
             raise ValueError(f"stage `{stage.name}` starts from the average of no ensemble")
-        _require_in_range(stage.solver.transform)
         sync = stage.solver.sync
         if sync is not None and stage.solver.compress is not None:
             raise ValueError(f"stage `{stage.name}` has `compress_param` and `sync_param`, which no longer go together")
@@ -95,39 +84,20 @@ def read_foreign(text: str) -> recipe.Schedule:
     return schedule
 
 
-def _require_in_range(transform: recipe.Transform) -> None:
-    """By the ranges of what `check` reads; a default needs not be in one."""
-    for _, key, member, held in scalars(transform):
-        field = SCHEDULE.file.message_types_by_name[key.partition(".")[0]].fields_by_name.get(member.name)
-        if field is not None and held not in (None, member.default) and (missed := bounds_missed(field, held)):
-            raise ValueError(f"`{member.name}` must be {missed}")
-
-
-class _Reader:
-    """`name: value` and `name { ... }`, nothing else of the text format."""
-
-    def __init__(self, found: list[Token]) -> None:
-        self.tokens, self.at = found, 0
-
-    def take(self) -> Token:
-        token = self.tokens[self.at]
-        self.at += token.kind is not Kind.END
-        return token
-
-    def block(self, opening: Token | None, depth: int = 0) -> _Block:
-        block = _Block(opening.line if opening else 1)
-        if depth > DEEPEST:
-            raise ValueError(f"line {block.line}: nested too deep")
-        while True:
-            name = self.take()
-            if (name.text == "}" and opening) or (name.kind is Kind.END and not opening):
-                return block
-            mark = self.take()
-            if name.kind is not Kind.WORD or mark.text not in (":", "{"):
-                raise ValueError(f"line {name.line}: `{lexer.shown(name.text)}` is not a field")
-            block.fields.setdefault(name.text, []).append(
-                self.block(mark, depth + 1) if mark.text == "{" else self.take()
-            )
+def _block(found: Iterator[Token], opening: Token | None = None, depth: int = 0) -> _Block:
+    """What is inside a message: `name: value` and `name { ... }`, nothing else of the text format."""
+    block = _Block(opening.line if opening else 1)
+    if depth > DEEPEST:
+        raise ValueError(f"line {block.line}: nested too deep")
+    for name in found:
+        if (name.text == "}" and opening) or (name.kind is Kind.END and not opening):
+            break
+        mark = next(found, name)
+        if name.kind is not Kind.WORD or mark.text not in (":", "{"):
+            raise ValueError(f"line {name.line}: `{lexer.shown(name.text)}` is not a field")
+        item = _block(found, mark, depth + 1) if mark.text == "{" else next(found)
+        block.fields.setdefault(name.text, []).append(item)
+    return block
 
 
 def _read(kind: Any, block: _Block) -> Any:
@@ -135,21 +105,24 @@ def _read(kind: Any, block: _Block) -> Any:
     members = {member.name: member for member in layout(kind) if member.stored}
     values: dict[str, Any] = {"data": _UNSAID} if kind is recipe.Stage else {}
     for name, items in block.fields.items():
-        if (retired := _RETIRED.get(name)) is not None:
-            _require_default(retired, items)
+        fields = path_to(kind, name)
+        if fields and tree.retired(fields[-1]) and fields[-1].name not in _LIVE:
+            text = items[0].text if isinstance(items[0], Token) else ""
+            if tree.identity(fields[-1]) and text != default_text(fields[-1]):  # training depended on it
+                raise ValueError(f"line {items[0].line}: `{fields[-1].name}` was retired: {tree.retired(fields[-1])}")
             continue
         if name not in members:
             raise ValueError(f"line {items[0].line}: {kind.__name__} has no field `{name}`")
-        values[members[name].attribute] = read = _field(members[name], items)
-        if isinstance(read, str) and (hint := RETIRED.get(f"{kind.__name__}.{name}", {}).get(read)):
-            raise ValueError(f"line {items[0].line}: `{name}: {read}` was retired: {hint}")
+        member = members[name]
+        if len(items) > 1 and not member.repeated:
+            raise ValueError(f"line {items[1].line}: `{name}` a second time")
+        read = tuple(_item(member, item) for item in items)
+        values[member.attribute] = read if member.repeated else read[0]
     if kind is recipe.Model and ("net" in values or is_foreign(values.get("name", ""))):
         values = {"moving_average_fraction": None, "eps": None} | values  # not said: those of each layer
     for name, member in members.items():
         if member.default is dataclasses.MISSING and member.attribute not in values:
             raise ValueError(f"line {block.line}: {kind.__name__} lacks `{name}`")
-    if kind is recipe.Schedule:
-        values["stages"] = tuple(replace(s, data=_data(values["data"], s.data)) for s in values["stages"])
     if kind is recipe.Stage:
         values["parent"] = values["parent"] or None
         # Its model is known when the schedule's is.
@@ -157,59 +130,28 @@ def _read(kind: Any, block: _Block) -> Any:
     return kind(**values)
 
 
-def _require_default(retired: FieldDescriptor, items: "list[Token | _Block]") -> None:
-    """ValueError for a retired field whose value training depended on, unless it is the one that a schedule without it has."""
-    item = items[0]
-    if tree.identity(retired) and not (isinstance(item, Token) and item.text == _default(retired)):
-        raise ValueError(f"line {item.line}: `{retired.name}` was retired: {tree.retired(retired)}")
-
-
-def _default(field: FieldDescriptor) -> str:
-    value = tree.default(field)
-    return NONE if value is None else tree.canonical(value, field)
-
-
-def _data(shared: recipe.Data, own: recipe.Data) -> recipe.Data:
-    """A stage's: of its own it has the images alone."""
-    return shared if own is _UNSAID else replace(shared, train=own.train, val=own.val)
-
-
-def _field(member: Member, items: "list[Token | _Block]") -> Any:
-    if member.repeated:
-        return tuple(_item(member.kind, member.name, item) for item in items)
-    if len(items) > 1:
-        raise ValueError(f"line {items[1].line}: `{member.name}` a second time")
-    return _item(member.kind, member.name, items[0])
-
-
-def _item(wanted: Any, name: str, item: "Token | _Block") -> Any:
-    if isinstance(item, _Block) and dataclasses.is_dataclass(wanted):
-        return _read(wanted, item)
-    if isinstance(item, Token) and not dataclasses.is_dataclass(wanted):
-        try:
-            return _scalar(wanted, item)
-        except (ValueError, lexer.WrongValue) as error:
-            shown = lexer.shown(item.text)
-            if hint := _RETIRED_VALUES.get(item.text, ""):
-                raise ValueError(f"line {item.line}: `{name}: {shown}` was retired: {hint}") from error
-            raise ValueError(f"line {item.line}: `{name}` can't be `{shown}`") from error
-    raise ValueError(f"line {item.line}: `{name}` is of another kind")
+def _item(member: Member, item: "Token | _Block") -> Any:
+    if isinstance(item, _Block) and member.is_message:
+        return _read(member.kind, item)
+    if isinstance(item, _Block) or member.is_message:
+        raise ValueError(f"line {item.line}: `{member.name}` is of another kind")
+    place, shown = f"line {item.line}: `{member.name}", lexer.shown(item.text)
+    try:
+        found = _scalar(member.kind, item)
+    except (ValueError, lexer.WrongValue) as error:
+        values = {} if not issubclass(member.kind, enum.Enum) else member.fields[-1].enum_type.values_by_name
+        if item.text in values and (hint := tree.retired_value(values[item.text])):
+            raise ValueError(f"{place}: {shown}` was retired: {hint}") from error
+        raise ValueError(f"{place}` can't be `{shown}`") from error
+    return found
 
 
 def _scalar(wanted: Any, token: Token) -> Any:
-    if wanted is str:
-        if token.kind is not Kind.STRING:
-            raise ValueError("no text in quotes")
-        return lexer.utf8(lexer.string(token))
-    if token.kind not in (Kind.WORD, Kind.NUMBER):
-        raise ValueError("no value")
     if issubclass(wanted, enum.Enum):
         return wanted(token.text)
-    if wanted is bool:
-        if token.text not in ("true", "false"):
-            raise ValueError("neither true nor false")
-        return token.text == "true"
-    number = wanted(token.text)
-    if wanted is float and not math.isfinite(number):
-        raise ValueError("not finite")
-    return number
+    value = arguments.scalar(token)
+    if wanted is float and type(value) is int:
+        return float(value)
+    if type(value) is not wanted:
+        raise ValueError("of another type")
+    return value

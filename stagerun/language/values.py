@@ -1,6 +1,6 @@
 """One walk over the messages of a recipe: built from what is written, named as in solver files, and as one canonical text. Pure.
 
-`layout` says where each field stands in the language. Recipes of snapshots have no other names than these: `stored` reads
+`layout` joins each value of a recipe with its field in stagerun.proto. Recipes of snapshots have no other names than these: `stored` reads
 them from the canonical text.
 """
 
@@ -10,85 +10,47 @@ import hashlib
 import json
 import types
 from collections.abc import Collection, Iterator
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from functools import cache
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stagerun.base import recipe
+from stagerun.base.proto import path_to
+from stagerun.base.proto.enums_pb2 import CarryStart, Position
+from stagerun.base.proto.stagerun_pb2 import same_as
 from stagerun.base.units import epochs
 from stagerun.language import tree
 from stagerun.language.code import digest as digest_of
-from stagerun.language.layers import durations, partner
-from stagerun.language.tree import SCHEDULE, SOLVER, quoted
+from stagerun.language.layers import partner
+from stagerun.language.tree import SCHEDULE, Block, Scalar, literal
 from stagerun.language.view import View
 
 NONE = "none"
 # Rates that `base_lr_batch` is for.
 RATES = ("base_lr", "warmup_start_lr", "end_lr")
 
-# Fields of recipe that have another name in the language, in the canonical text too.
-_RENAMED = {
-    "stages": "stage",
-    "ensembles": "ensemble",
-    "parent": "from",
-    "transform": "transform_param",
-    "test_transform": "test_transform_param",
-    "random_aspect_ratio": "random_aspect_ratio_param",
-    "random_resize": "random_resize_param",
-    "random_resized_crop": "random_resized_crop_param",
-    "color_jitter": "color_jitter_param",
-    "rand_augment": "rand_augment_param",
-    "crop_size_ramp": "crop_size_ramp_param",
-    "compress": "compress_param",
-    "sync": "sync_param",
-    "audit": "audit_param",
-    "from_": "from",
-}
-# Fields that the language has inside a message that the recipe doesn't have.
-_INSIDE = {
-    "moving_average_fraction": "batch_norm_param.moving_average_fraction",
-    "eps": "batch_norm_param.eps",
-    "moving_average_passes": "batch_norm_param.moving_average_passes",
-    "carry_momentum": "carry.momentum",
-    "carry_data": "carry.data",
-    "interp_mode": "resize_param.interp_mode",
-}
+_RENAMED = {"stages": "stage", "ensembles": "ensemble", "parent": "from"}
 # The language's words for false and true.
 _WORDS = {
-    "carry_momentum": ("ZERO", "KEEP"),
-    "carry_data": ("RESTART", "CONTINUE"),
+    "carry_momentum": (CarryStart.ZERO, CarryStart.KEEP),
+    "carry_data": (Position.RESTART, Position.CONTINUE),
 }
-# Derived from others, or from where the folder lies: the language has no such field.
-_DERIVED = {
-    "epoch_iter", "path", "sources", "labels_path", "labels_digest", "input_shape", "state", "solverstate_path", "mean_path"
-}  # fmt: skip
 # Not in the canonical text: where values came from, what was derived from the text as written, and what only `run` looks at.
-_NOT_STORED = {
-    "Stage.model",
-    "files",
-    "sets",
-    "class_sizes",
-    "imports",
-    "identity",
-    "origins",
-    "span",
-    "spare_classes",
-    "sources",
-    "solverstate_path",
-    "Weights.state",
-}
-# Fields that default to another field of their message.
-_SAME_AS = {"max_size": "min_size", "test_batch_size": "device_batch_size"}
+_NOT_STORED = set(
+    "Stage.model files sets class_sizes imports identity origins span spare_classes sources solverstate_path Weights.state".split()
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Member:
-    """A field of one of recipe's messages. `attribute` is its name there, `name` that in the canonical text, `path` the way to it in the
-    language. `kind` is the type of one value, and `default` MISSING where there is none. A `quiet` one is not in the canonical text at
-    its default."""
+    """An attribute of one of recipe's messages. `name` is its name in the canonical text. `fields` lead to it in the language, and `path` is
+    their names: empty where it is derived from others, or from where the folder lies. `kind` is the type of one value, and `default`
+    MISSING where there is none. A `quiet` one is not in the canonical text at its default."""
 
     attribute: str
     name: str
+    fields: tuple[FieldDescriptor, ...]
     path: str
     kind: type
     repeated: bool
@@ -102,42 +64,31 @@ class Member:
 
 
 _layouts: dict[type, tuple[Member, ...]] = {}
-# Messages of which some fields are quiet, and what their names begin with.
-_MAY_BE_QUIET = {
-    recipe.Model: "model.",
-    recipe.Source: "data.val.",
-    recipe.Solver: "solver.",
-    recipe.Sync: "solver.sync_param.",
-    recipe.Loss: "solver.loss.",
-    recipe.Transform: "solver.transform_param.",
-}
 
 
 def layout(kind: Any) -> tuple[Member, ...]:
     """The members of a message, in the recipe's order."""
     if kind not in _layouts:
         hints = get_type_hints(kind)
-        prefix = _MAY_BE_QUIET.get(kind, "")
-        _layouts[kind] = tuple(_member(kind, field, hints[field.name], prefix) for field in dataclasses.fields(kind))
+        _layouts[kind] = tuple(_member(kind, field, hints[field.name]) for field in dataclasses.fields(kind))
     return _layouts[kind]
 
 
-def _member(kind: type, field: "dataclasses.Field[Any]", wanted: Any, prefix: str) -> Member:
-    if get_origin(wanted) in (Union, types.UnionType):  # `X | None`
+def _member(kind: type, field: "dataclasses.Field[Any]", wanted: Any) -> Member:
+    if isinstance(wanted, types.UnionType):  # `X | None`
         (wanted,) = (part for part in get_args(wanted) if part is not types.NoneType)
     repeated = get_origin(wanted) is tuple
-    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    name = _RENAMED.get(field.name, field.name)
-    path = _INSIDE.get(field.name, name)
+    fields = path_to(kind, field.name)
     return Member(
         attribute=field.name,
-        name=name,
-        path=path,
+        name=fields[0].name if len(fields) == 1 else _RENAMED.get(field.name, field.name),
+        fields=fields,
+        path=".".join(one.name for one in fields),
         kind=get_args(wanted)[0] if repeated else wanted,
         repeated=repeated,
-        default=default,
+        default=field.default if field.default_factory is dataclasses.MISSING else field.default_factory(),
         stored=not {field.name, f"{kind.__name__}.{field.name}"} & _NOT_STORED,
-        quiet=bool(prefix and unsaid(prefix + path)) or field.name == "mean_path",
+        quiet=tree.quiet(fields[-1]) if fields else field.name == "mean_path",
     )
 
 
@@ -146,7 +97,7 @@ Message = TypeVar("Message")
 
 def build(kind: type[Message], view: View, **given: Any) -> Message:
     """The message that checked settings describe. `given` are the fields that are not one field of the language each."""
-    names = [m.attribute for m in layout(kind) if m.attribute not in given and m.attribute != "mean_path"]
+    names = [m.attribute for m in layout(kind) if m.fields and m.attribute not in given]
     return kind(**settings(kind, view, names), **given)
 
 
@@ -156,27 +107,25 @@ def settings(kind: type, view: View, names: Collection[str]) -> dict[str, Any]:
 
 
 def _setting(member: Member, view: View) -> Any:
-    *around, name = member.path.split(".")
+    *around, field = member.fields
     for message in around:
-        view = view.inside(message)
-    if member.repeated and member.is_message:
-        return tuple(build(member.kind, inner) for inner in view.views(name))
-    if member.repeated and issubclass(member.kind, enum.Enum):
-        return tuple(member.kind(text) for text in view.texts(name))
+        view = view.inside(message.name)
+    written = [value.value for value in view.block.entries[field.name].values] if view.has(field.name) else []
     if member.repeated:
-        return view.texts(name) if member.kind is str else view.numbers(name)
-    if member.is_message:
-        found = view.view(name)
-        return build(member.kind, found) if found is not None else member.default
-    value = view.scalar(name)
-    if value is None and name in _SAME_AS:
-        value = view.scalar(_SAME_AS[name])
+        return tuple(_value(member.kind, value) for value in written)
+    value = written[0] if written else tree.default(field)
+    if value is None and (other := field.GetOptions().Extensions[same_as]):
+        value = view.scalar(other)
     if value is None:
-        assert member.default is not dataclasses.MISSING, name
+        assert member.default is not dataclasses.MISSING, field.name
         return member.default
     if member.attribute in _WORDS:
-        return _WORDS[member.attribute].index(str(value)) == 1
-    return member.kind(value)
+        return value == _WORDS[member.attribute][True].value
+    return _value(member.kind, value)
+
+
+def _value(kind: Any, value: Scalar | Block) -> Any:
+    return build(kind, View(value)) if isinstance(value, Block) else kind(value)
 
 
 # -- a recipe's values under the names that they have in solver files: `solver.transform_param.crop_size`
@@ -185,36 +134,22 @@ def _setting(member: Member, view: View) -> Any:
 def members(value: Any, key: str) -> Iterator[tuple[str, Any]]:
     """The fields of a message with their names behind `key`, in the order of the recipe."""
     for member in layout(type(value)):
-        if member.attribute not in _DERIVED:
-            held = getattr(value, member.attribute)
-            if isinstance(value, recipe.Model) and member.attribute in ("name", "net"):
-                yield from _which_network(value, member.attribute, key)
-                continue
-            if member.attribute in _WORDS:
-                held = _Word(_WORDS[member.attribute][held])
-            if member.kind is recipe.Source and member.repeated:  # the first under the name of all
-                yield f"{key}.{member.path}", held[0] if held else None
-                yield from ((f"{key}.{member.path}.{other.name}", other) for other in held[1:])
-                continue
-            yield f"{key}.{member.path}", held
-
-
-def _which_network(model: recipe.Model, attribute: str, key: str) -> Iterator[tuple[str, Any]]:
-    """A net of Caffe's is known by its digest, and not by where it lies."""
-    if attribute == "name":
-        yield f"{key}.name", model.name if model.net is None else None
-        yield f"{key}.caffe_net", None if model.net is None else model.name
-    elif model.net is not None:
-        yield recipe.NET if key == "model" else f"{key}.net", net_digest(model.net)
+        name, held = f"{key}.{member.path}", getattr(value, member.attribute)
+        if isinstance(value, recipe.Model) and member.attribute == "name":  # a net of Caffe's is known by its digest
+            yield name, held if value.net is None else None
+            yield f"{key}.caffe_net", None if value.net is None else held
+        elif isinstance(value, recipe.Model) and member.attribute == "net" and held is not None:
+            yield recipe.NET if key == "model" else f"{key}.net", net_digest(held)
+        elif member.kind is recipe.Source and member.repeated:  # the first under the name of all
+            yield name, held[0] if held else None
+            yield from ((f"{name}.{other.name}", other) for other in held[1:])
+        elif member.fields:
+            yield name, _WORDS[member.attribute][held] if member.attribute in _WORDS else held
 
 
 def net_digest(text: str) -> str:
     """That of a net of Caffe's, in its canonical form."""
     return digest_of([("net", text)])
-
-
-class _Word(str):
-    """The name of an enum's value, which is not a text in quotes."""
 
 
 def leaves(value: Any, key: str) -> Iterator[tuple[str, str]]:
@@ -246,13 +181,7 @@ def text(value: Any) -> str:
         # A message inside another is written with the dots of a path: shorter, and what `--why` takes.
         said = [f"{name[1:]}: {shown}" for name, shown in leaves(value, "") if shown not in (NONE, "[]")]
         return "{ " + " ".join(said) + " }" if said else "{ }"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, enum.Enum):
-        return str(value.value)
-    if isinstance(value, _Word):
-        return str(value)
-    return quoted(value) if isinstance(value, str) else repr(value)
+    return str(value.value) if isinstance(value, enum.Enum) else literal(value)
 
 
 def plain(value: Any) -> Any:
@@ -261,17 +190,18 @@ def plain(value: Any) -> Any:
         return [plain(part) for part in value]
     if dataclasses.is_dataclass(value):
         return {name[1:]: plain(held) for name, held in members(value, "")}
-    if isinstance(value, enum.Enum):
-        return value.value
-    return str(value) if isinstance(value, str) else value
+    return value.value if isinstance(value, enum.Enum) else value
+
+
+# -- what the language says of a field by that name
 
 
 def identity(key: str, lr_policy: str = "") -> bool:
     """Whether snapshots depend on the field of that name, in a stage of that lr_policy."""
-    if key == recipe.NET:
-        return True
     fields = _fields(key)
-    return all(field is not None and tree.identity(field) for field in fields) and is_read(key, lr_policy)
+    inside = fields[1:] if key.startswith("solver.") else fields
+    counts = all(field is not None and tree.identity(field) for field in inside)
+    return key == recipe.NET or (counts and is_read(key, lr_policy))
 
 
 def is_read(key: str, lr_policy: str) -> bool:
@@ -281,37 +211,46 @@ def is_read(key: str, lr_policy: str) -> bool:
 
 def unsaid(key: str) -> str:
     """The default of a field that identities and the canonical form leave out at its default; '' for another field."""
-    field = _fields(key)[-1]
+    field = field_of(key)
     if field is None or not tree.quiet(field):
         return ""
-    value = tree.default(field)
-    return NONE if value is None else tree.canonical(value, field)
+    return NONE if field.is_repeated else default_text(field)
 
 
-# Defaults that the .proto does not state, and that follow from no other field.
-CONSTANT = {"warmup_iter": "0", "mean_value": "[0.0]", "std_value": "[1.0]"}
+# Defaults that the .proto can't state, and that follow from no other field.
+_CONSTANT = {"warmup_iter": "0", "mean_value": "[0.0]", "std_value": "[1.0]"}
+
+
+@cache
+def default_text(field: FieldDescriptor) -> str:
+    """The default of a field as in identities."""
+    stated = tree.default(field)
+    if stated is not None:
+        return tree.canonical(stated, field)
+    return _CONSTANT.get(field.name) or ("[]" if field.is_repeated else NONE)
 
 
 def at_default(key: str, value: str) -> bool:
     """Whether a field has the default that the language states for it, or nothing."""
-    field = _fields(key)[-1]
-    if field is None or value in (NONE, "[]", CONSTANT.get(field.name)):
-        return True
-    stated = tree.default(field)
-    return stated is not None and value == tree.canonical(stated, field)
+    field = field_of(key)
+    return field is None or value in (NONE, "[]", default_text(field))
 
 
 def known(key: str) -> bool:
     """Whether the language has the field of that name."""
-    return None not in _fields(key)
+    return field_of(key) is not None
+
+
+def field_of(key: str) -> FieldDescriptor | None:
+    """The field of that name; None if the language doesn't have it."""
+    return _fields(key)[-1]
 
 
 def _fields(key: str) -> list[FieldDescriptor | None]:
     """The fields that a name leads through, None at the end for one that the language does not have."""
-    first, *words = key.split(".")
-    kind, words = (SOLVER, words) if first == "solver" and words else (SCHEDULE, [first, *words])
+    kind: Descriptor | None = SCHEDULE
     found: list[FieldDescriptor | None] = []
-    for word in words:
+    for word in key.split("."):
         field = kind.fields_by_name.get(word) if kind is not None else None
         found.append(field)
         if field is None:
@@ -324,37 +263,31 @@ def shown(key: str, value: str, stage: recipe.Stage) -> tuple[str, str]:
     """A field of a stage and its text -> the value as people read it, durations in epochs too, and what the file says where that
     is in another unit, or ''. A recipe that was read from a snapshot knows the value alone.
     """
-    name = key.removeprefix("solver.")
     if key.startswith(recipe.CODE):
         return value, ""
-    origin = stage.origins.get(key)
-    epochs_too = _in_epochs(key, value, stage.solver, stage.data.train.images)
+    origin, field = stage.origins.get(key), field_of(key)
+    in_epochs = _in_epochs(field, value, stage)
     if origin is None or origin.span is None:
-        return value + epochs_too, ""
-    field = _fields(key)[-1]
+        return value + in_epochs, ""
     if field is not None and (other := partner(field)) and origin.text.startswith(f"{other}: "):
-        return value + epochs_too, origin.text
+        return value + in_epochs, origin.text
     batch = stage.origins.get("solver.base_lr_batch")
-    if name in RATES and batch is not None and batch.span is not None:
+    if key.removeprefix("solver.") in RATES and batch is not None and batch.span is not None:
         return f"{value} for {stage.solver.batch_size}", f"{origin.text} for {batch.text}"
-    return (value if origin.text.startswith(("{", "[{")) else origin.text) + epochs_too, ""
+    return (value if origin.text.startswith(("{", "[{")) else origin.text) + in_epochs, ""
 
 
-def _in_epochs(key: str, value: str, solver: recipe.Solver, images: int) -> str:
+def _in_epochs(field: FieldDescriptor | None, value: str, stage: recipe.Stage) -> str:
     """` = 24.94 epochs` for a number of iterations of a stage, the same of knots, '' for another field."""
-    name = key.removeprefix("solver.")
-    if name == "knot":
-        places = [f"{knot.iter * solver.batch_size / images:.2f}" for knot in solver.knot]
-        return f" = at epochs {', '.join(places)}" if places else ""
-    field = _fields(key)[-1]
-    if (
-        field is None
-        or field.name not in dict(durations(field.containing_type))
-        or not value.isdecimal()
-        or value == "0"
-    ):
+    images, batch = stage.data.train.images, stage.solver.batch_size
+    if field is None:
         return ""
-    return f" = {epochs(int(value), images, solver.batch_size):.2f} epochs"
+    if field.name == "knot":
+        places = [f"{knot.iter * batch / images:.2f}" for knot in stage.solver.knot]
+        return f" = at epochs {', '.join(places)}" if places else ""
+    if not partner(field) or not value.isdecimal() or value == "0":
+        return ""
+    return f" = {epochs(int(value), images, batch):.2f} epochs"
 
 
 # -- the canonical text
@@ -365,10 +298,10 @@ def canonical(schedule: recipe.Schedule) -> str:
     schedules have equal texts, on every machine that has the folder at the same path. What is not set is left out.
     """
     global _newest
-    known = _newest
-    if known is None or known[0] != schedule:
-        known = _newest = schedule, "\n".join(_lines(schedule)) + "\n"
-    return known[1]
+    newest = _newest
+    if newest is None or newest[0] != schedule:
+        newest = _newest = schedule, "\n".join(_lines(schedule)) + "\n"
+    return newest[1]
 
 
 # A run asks for the same one at each stage, and a text of hundreds takes a while. One assignment, so that threads may ask.
@@ -377,11 +310,10 @@ _newest: tuple[recipe.Schedule, str] | None = None
 
 def _lines(message: Any, shared: recipe.Data | None = None) -> Iterator[str]:
     """`shared`: the schedule's data, around a stage."""
+    around = message.data if isinstance(message, recipe.Schedule) else None
     for member in layout(type(message)):
-        if not member.stored:
-            continue
         held = getattr(message, member.attribute)
-        if member.quiet and held == member.default:
+        if not member.stored or (member.quiet and held == member.default):
             continue
         if member.attribute == "parent":
             held = held or ""
@@ -390,9 +322,6 @@ def _lines(message: Any, shared: recipe.Data | None = None) -> Iterator[str]:
         for value in held if isinstance(held, tuple) else (held,):
             if dataclasses.is_dataclass(value):
                 yield f"{member.name} {{"
-                around = (
-                    message.data if isinstance(message, recipe.Schedule) and isinstance(value, recipe.Stage) else None
-                )
                 yield from (f"  {line}" for line in _lines(value, around))
                 yield "}"
             elif value is not None:
@@ -400,16 +329,16 @@ def _lines(message: Any, shared: recipe.Data | None = None) -> Iterator[str]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class StageImages:
+class StageData:
     """What a stage says of `recipe.Data`."""
 
     train: recipe.Source
     val: tuple[recipe.Source, ...]
 
 
-def own_images(data: recipe.Data, shared: recipe.Data) -> StageImages | None:
+def own_images(data: recipe.Data, shared: recipe.Data) -> StageData | None:
     """The images of a stage; None where they are the schedule's."""
-    return None if (data.train, data.val) == (shared.train, shared.val) else StageImages(data.train, data.val)
+    return None if (data.train, data.val) == (shared.train, shared.val) else StageData(data.train, data.val)
 
 
 def digest(schedule: recipe.Schedule) -> str:

@@ -1,7 +1,10 @@
 """A Block read with its defaults. Values."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
+from typing import Any
 
 from stagerun.base.errors import Span
 from stagerun.language import tree
@@ -38,6 +41,13 @@ class View:
         if field.message_type or field.is_repeated:
             return self.has(name) and bool(self.block.entries[name].values)
         return bool(self.scalar(name))
+
+    def known(self, *path: str) -> Any:
+        """The value of a field inside messages; None where it isn't written, or could not be read."""
+        *around, name = path
+        with suppress(Doubtful):
+            return reduce(View.inside, around, self).scalar(name)
+        return None
 
     def number(self, name: str) -> float | None:
         value = self.scalar(name)

@@ -19,14 +19,13 @@ import msgspec
 
 from stagerun.base.errors import AGAIN, ExitCode, PeerError
 from stagerun.base.recipe import Schedule
-from stagerun.base.text import to_nowhere
-from stagerun.command.ending import tell
+from stagerun.command.ending import tell, to_nowhere
 from stagerun.launch.hostfile import Host, read_hosts
 from stagerun.launch.local import Node, Orders, Outcome, verdict
 from stagerun.launch.on_host import MARK, Hello
 from stagerun.launch.options import HostOptions
 from stagerun.launch.ssh import Way, passed_on
-from stagerun.plan.workers import check_workers, most_workers
+from stagerun.plan.choice import check_workers, most_workers
 from stagerun.system import signals
 from stagerun.system.typed import json_line
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stagerun.base.errors import PeerError
-from stagerun.base.text import duration
+from stagerun.base.text import duration, listed
 from stagerun.launch.addresses import by_default, free_port, interfaces, is_loopback, resolve, towards
 from stagerun.launch.stopping import aside, mpi_launcher
 from stagerun.system.host import host_name
@@ -48,7 +48,7 @@ def meet(world: World, environment: Mapping[str, str] = os.environ, patience: fl
     if GIVEN.rank in environment and GIVEN.size in environment:
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
         raise PeerError(
-            f"RANK and WORLD_SIZE are set, but not {' and '.join(missing)}",
+            f"RANK and WORLD_SIZE are set, but not {listed(missing)}",
             "a launcher such as torchrun sets all four; to start workers on this machine use `stagerun run DIR --nproc N`",
         )
     if world.local_size == world.size:

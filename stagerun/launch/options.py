@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import Schedule
 from stagerun.command.options import given, option
-from stagerun.plan.workers import most_workers
+from stagerun.plan.choice import most_workers
 from stagerun.system import signals
 from stagerun.system.host import nvidia_gpus
 from stagerun.system.numa import default_workers

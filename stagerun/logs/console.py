@@ -12,9 +12,10 @@ from rich.segment import ControlType
 from rich.text import Text
 
 from stagerun.base import events
-from stagerun.base.pace import DONE, TO_DO, WINDOW, colour, live_line, pace, progress_line, share
+from stagerun.base.pace import DONE, TO_DO, WINDOW, colour, exchange, pace, progress_line, share, strip
 from stagerun.base.recipe import OnNan
-from stagerun.base.text import duration, to_nowhere, wrapped
+from stagerun.base.text import duration, wrapped
+from stagerun.command.ending import to_nowhere
 from stagerun.command.terminal import Terminal
 from stagerun.logs.lines import Before, ensembles_table, finished_line, line_of, results_table, stage_line, warning_of
 from stagerun.system.world import relayed
@@ -153,7 +154,7 @@ class Console:
             stage, seconds = self.stage, self._seconds_left(self.stage)
             if drawn:
                 width = self.rich.width - 1  # in the last column a terminal may begin a new line
-                marks, bar, rest = live_line(self._marks(), stage, self.window, seconds, width, self.met)
+                marks, bar, rest = _live_line(self._marks(), stage, self.window, seconds, width, self.met)
                 bars: list[Text | ProgressBar] = (
                     [ProgressBar(stage.max_iter, event.iter, width=bar), Text("  ")] if bar else []
                 )
@@ -173,3 +174,29 @@ class Console:
 
 def _painted(marks: Mapping[str, str]) -> Text:
     return Text("  ").join(Text(f"{name} {mark}".rstrip(), colour(mark) or "") for name, mark in marks.items())
+
+
+_LEAST_BAR, _LONGEST_BAR = 6, 40
+
+
+def _live_line(
+    marks: Mapping[str, str],
+    stage: events.StageStarted,
+    window: Sequence[events.Iterated],
+    left: tuple[float, float],
+    width: int,
+    met: events.Synchronised | None = None,
+) -> tuple[dict[str, str], int, str]:
+    """As `progress_line`, in at most `width` characters if that can be: the marks to show, how long a bar, 0 for none, and the rest,
+    with two spaces between them. A narrow terminal leaves out first epoch, LR and bytes, or other stages, then the bar."""
+    now, speed = window[-1], pace(window, met)
+    times = f"{duration(left[0])} of {duration(left[1])} left"
+    done, per_second, loss = f"{now.iter}/{stage.max_iter}", f"{speed.images_per_second:.0f}", f"loss {speed.loss:.4f}"
+    short = f"{done}  {per_second} img/s  {loss}  {times}"
+    long = f"{done}  epoch {now.epoch:.2f}  LR {now.lr:.4g}  {per_second} images/s  {loss}  {exchange(stage, speed)}{times}"
+    own = {now.stage: share(now.iter, stage.max_iter)}
+    for shown, rest in ((dict(marks), long), (dict(marks), short), (own, long), (own, short)):
+        bar = width - len(strip(shown)) - len(rest) - 4
+        if bar >= _LEAST_BAR:
+            return shown, min(bar, _LONGEST_BAR), rest
+    return own if bar >= -2 else {now.stage: ""}, 0, short

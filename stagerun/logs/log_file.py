@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, get_args
+from typing import Any, BinaryIO
 
 from stagerun.base import events
 from stagerun.base.pace import WINDOW
@@ -19,7 +19,6 @@ from stagerun.system.files import LineFile, open_shared, why, writing
 from stagerun.system.typed import json_object, read_as
 
 LOG = "log.jsonl"  # in an output folder
-_KINDS = {kind.__name__: kind for kind in get_args(events.Event)}
 # As JsonLines writes it. Inside a text the quotes would have backslashes.
 _EVENT = re.compile(rb'"event": "(\w+)"')
 # Fields that a line lacks where they have these values.
@@ -83,7 +82,7 @@ class Log:
             return None
         try:
             record = json_object(line)
-            kind, time = _KINDS.get(read_as(str, record.get("event"))), read_as(float, record.get("time"))
+            kind, time = events.Event.kinds.get(read_as(str, record.get("event"))), read_as(float, record.get("time"))
             if not 0 <= time < _LATEST:
                 raise ValueError("a time that no run writes")
             if kind is not None:

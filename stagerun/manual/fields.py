@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterator, Mapping
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
 from stagerun.base.errors import UsageError, nearest
+from stagerun.base.proto import comments, stagerun_pb2
 from stagerun.language import tree
 from stagerun.language.layers import partner
-from stagerun.language.proto import stagerun_pb2
-from stagerun.language.proto.manual import COMMENTS
 from stagerun.language.ranges import CHOICES, RETIRED
 from stagerun.language.tree import is_message
 from stagerun.manual.pages import PAGES
@@ -123,7 +122,7 @@ def _head(field: FieldDescriptor) -> str:
 
 
 def _indented(name: str, margin: str = "  ") -> str:
-    return "\n".join((margin + line).rstrip() for line in COMMENTS.get(name, "").split("\n"))
+    return "\n".join((margin + line).rstrip() for line in comments().get(name, "").split("\n"))
 
 
 def _field(field: FieldDescriptor) -> str:
@@ -131,7 +130,7 @@ def _field(field: FieldDescriptor) -> str:
     text = f"{_head(field)}\n{_indented(name)}"
     if other := partner(field):
         text += f"\n  See `{other}`: one of the two can be given."
-    if not tree.identity(field) and not _FILE.search(" ".join(COMMENTS.get(name, "").split())):
+    if not tree.identity(field) and not _FILE.search(" ".join(comments().get(name, "").split())):
         text += "\n  Changing it makes no snapshot stale."
     if is_message(field):
         text += f"\n  Its fields: `stagerun help {field.message_type.name}`."
@@ -160,7 +159,7 @@ def _values(kind: EnumDescriptor, but: Collection[str] = ()) -> str:
     for value in kind.values:
         if value.name in but or tree.retired_value(value):
             continue
-        comment = COMMENTS.get(f"{enum_name(kind)}.{value.name}", "").replace("\n", "\n      ")
+        comment = comments().get(f"{enum_name(kind)}.{value.name}", "").replace("\n", "\n      ")
         lines.append(f"    {value.name}" + (f"\n      {comment}" if comment else ""))
     return "\n".join(lines)
 
@@ -176,7 +175,7 @@ def _message(message: Descriptor) -> str:
 
 def _enum(kind: EnumDescriptor) -> str:
     name = enum_name(kind)
-    comment = f"{_indented(name)}\n" if name in COMMENTS else ""
+    comment = f"{_indented(name)}\n" if name in comments() else ""
     return f"{name}\n{comment}{_values(kind)}"
 
 
@@ -207,7 +206,7 @@ def _columns(entries: Mapping[str, str]) -> list[str]:
 
 def first_sentence(name: str) -> str:
     """The comment up to the first full stop that ends a sentence, on one line."""
-    text = " ".join(COMMENTS.get(name, "").split())
+    text = " ".join(comments().get(name, "").split())
     return re.split(r"(?<!\.)\. ", text)[0].rstrip(".:")  # not in `0 .. 9`
 
 

@@ -2,31 +2,30 @@
 Caffe's fillers (caffe/filler.hpp), which draw from torch's global random state."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from stagerun.base import recipe
-from stagerun.base.recipe import Filler, VarianceNorm
+from stagerun.base.recipe import Filler, Model, VarianceNorm
 
 
 class KeptStatistics(_BatchNorm):
-    """Normalises with the statistics of the device batch and leaves them in `batch_mean` and `batch_var`.
+    """Normalises with the statistics of the device batch and leaves them in `batch_mean` and `batch_var` (unbiased, with m/(m-1), as Caffe).
 
-    `batch_mean` [features] and `batch_var` [features] (unbiased, with m/(m-1), as Caffe) are those of the last forward pass
-    in training; `running_mean` and `running_var` do not move here, because they follow the mean over all logical
-    workers, known only after the reduction. `moving_average_fraction` is Caffe's; `moving_average_passes` is how often they move in an
-    iteration, 0 once for each of its device batches.
+    `running_mean` and `running_var` do not move here: they follow the mean over all logical workers, known only after the reduction, by
+    Caffe's `moving_average_fraction`, `moving_average_passes` times in an iteration (0: once for each of its device batches).
     """
 
     moving_average_fraction: float
     moving_average_passes = 1
     batch_mean: Tensor
     batch_var: Tensor
-    # torch declares these optional, for layers that keep no statistics; ours always does.
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
@@ -43,9 +42,7 @@ class BatchNorm2d(KeptStatistics, nn.BatchNorm2d):
 
     def __init__(self, features: int, moving_average_fraction: float | None = None, eps: float | None = None) -> None:
         super().__init__(features, eps=1e-5 if eps is None else eps, momentum=None)
-        self.moving_average_fraction = 0.9 if moving_average_fraction is None else moving_average_fraction
-        self.register_buffer("batch_mean", torch.zeros(features), persistent=False)
-        self.register_buffer("batch_var", torch.zeros(features), persistent=False)
+        keep_statistics(self, 0.9 if moving_average_fraction is None else moving_average_fraction)
 
 
 class _BatchNorm1d(KeptStatistics, nn.BatchNorm1d):
@@ -66,60 +63,73 @@ def norms(model: nn.Module) -> list[KeptStatistics]:
 
 
 def keep_statistics(layer: _BatchNorm, fraction: float | None) -> None:
-    """From now on a BatchNorm of someone else's leaves its statistics as ours do. `fraction` None: as its own momentum says, None of which
-    is the plain mean of all iterations.
-
-    torch's own become ours. Of a class with a forward of its own that forward stays: it finds buffers for the batch where it looks
-    for running ones, and a momentum of 1.
-    """
+    """Make a BatchNorm leave its statistics as ours do. `fraction` None: as its own momentum says. torch's own become ours; a class with a
+    forward of its own keeps it, which finds the batch's buffers where it looks for running ones, and a momentum of 1."""
     if "batch_mean" in layer._buffers:  # one of stagerun's
         return
     own = 1.0 if layer.momentum is None else 1 - layer.momentum
     layer.moving_average_fraction = own if fraction is None else fraction  # type: ignore[assignment]
-    layer.moving_average_passes = 1  # type: ignore[assignment]
     for running, batch in _STATISTICS:
         layer.register_buffer(batch, torch.zeros_like(getattr(layer, running)), persistent=False)
     if (ours := _OURS.get(type(layer))) is not None:
         layer.__class__ = ours
-        return
-    layer.register_forward_pre_hook(_swap)
-    layer.register_forward_hook(_swap_back, always_call=True)
+    elif not isinstance(layer, KeptStatistics):
+        layer.__dict__ |= {"forward": partial(_forward, layer, layer.forward), "moving_average_passes": 1}
 
 
-def _swap(layer: nn.Module, inputs: object) -> None:
-    if layer.training:
-        buffers = layer._buffers
-        counter = buffers["num_batches_tracked"]
-        layer.__dict__["_own"] = layer.momentum, counter, [buffers[batch] for _, batch in _STATISTICS]
-        layer.momentum = 1.0  # type: ignore[assignment]
-        buffers["num_batches_tracked"] = None if counter is None else counter.clone()
+def _forward(layer: _BatchNorm, forward: Callable[..., Any], *args: Any) -> Any:
+    if not layer.training:
+        return forward(*args)
+    buffers: dict[str, Any] = layer._buffers
+    own, momentum, counter = dict(buffers), layer.momentum, layer.num_batches_tracked
+    buffers["num_batches_tracked"] = None if counter is None else counter.clone()
+    buffers |= {running: buffers[batch] for running, batch in _STATISTICS}
+    layer.momentum = 1.0
+    try:
+        return forward(*args)
+    finally:
         for running, batch in _STATISTICS:
-            buffers[running], buffers[batch] = buffers[batch], buffers[running]
+            if buffers[running] is not own[batch]:  # the layer assigns its statistics, in place of changing them
+                own[batch].copy_(buffers[running].detach())
+        layer.momentum = momentum
+        buffers.update(own)
 
 
-@torch.no_grad()
-def _swap_back(layer: nn.Module, inputs: object, output: object) -> None:
-    if (own := layer.__dict__.pop("_own", None)) is not None:
-        buffers = layer._buffers
-        layer.momentum, buffers["num_batches_tracked"], batches = own
-        for (running, batch), kept in zip(_STATISTICS, batches, strict=True):
-            if (found := buffers[running]) is not kept:  # the layer assigns its statistics, in place of changing them
-                kept.copy_(found)
-            buffers[running], buffers[batch] = buffers[batch], kept
+def batch_norm(model: Model, width: int) -> BatchNorm2d:
+    return BatchNorm2d(width, model.moving_average_fraction, model.eps)
 
 
-class ConvUnit(nn.Module):
-    """relu(bn(conv(x))); an odd kernel, padded so that a step of 1 keeps the map's size and a step of 2 gives half, rounded up."""
+class Chain(nn.Sequential):
+    """Layers one after the other, by name: what parameters are called begins with it."""
 
-    def __init__(
-        self, model: recipe.Model, width_in: int, width: int, kernel: int, *, stride: int = 1, bias: bool = False
-    ) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(width_in, width, kernel, stride, kernel // 2, bias=bias)
-        self.bn = BatchNorm2d(width, model.moving_average_fraction, model.eps)
+    def __init__(self, **layers: nn.Module) -> None:
+        super().__init__(OrderedDict(layers))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.bn(self.conv(x)), inplace=True)
+
+def conv(width_in: int, width: int, kernel: int, stride: int = 1, bias: bool = False) -> nn.Conv2d:
+    """An odd kernel, padded so that a step of 1 keeps the map's size and a step of 2 gives half, rounded up."""
+    return nn.Conv2d(width_in, width, kernel, stride, kernel // 2, bias=bias)
+
+
+def conv_unit(model: Model, width_in: int, width: int, kernel: int, stride: int = 1, bias: bool = False) -> Chain:
+    """relu(bn(conv(x)))"""
+    return Chain(
+        conv=conv(width_in, width, kernel, stride, bias), bn=batch_norm(model, width), relu=nn.ReLU(inplace=True)
+    )
+
+
+FAN_OUT = partial(nn.init.kaiming_normal_, mode="fan_out", nonlinearity="relu")
+Start = Callable[[Tensor], object]
+
+
+def start(net: nn.Module, conv: Start, fc: Start | None = None) -> None:
+    """Weights of convolutions and linear layers by these rules, in the order of the layers; fc None: as they are. Biases at zero."""
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            if rule := conv if isinstance(layer, nn.Conv2d) else fc:
+                rule(layer.weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
 
 
 def fan(shape: torch.Size, norm: VarianceNorm) -> float:
@@ -136,35 +146,18 @@ def fan(shape: torch.Size, norm: VarianceNorm) -> float:
     }[norm]
 
 
-def _constant(tensor: Tensor, filler: Filler) -> None:
-    tensor.fill_(filler.value)
-
-
-def _gaussian(tensor: Tensor, filler: Filler) -> None:
-    tensor.normal_(filler.mean, filler.std)
-
-
-def _uniform(tensor: Tensor, filler: Filler) -> None:
-    tensor.uniform_(filler.min, filler.max)
-
-
 def _xavier(tensor: Tensor, filler: Filler) -> None:
     """Uniform with variance 1 / n."""
     limit = math.sqrt(3 / fan(tensor.shape, filler.variance_norm))
     tensor.uniform_(-limit, limit)
 
 
-def _msra(tensor: Tensor, filler: Filler) -> None:
-    """Gaussian with variance 2 / n."""
-    tensor.normal_(0, math.sqrt(2 / fan(tensor.shape, filler.variance_norm)))
-
-
-FILLERS: dict[str, Callable[[Tensor, Filler], None]] = {
-    "constant": _constant,
-    "gaussian": _gaussian,
-    "uniform": _uniform,
+FILLERS: dict[str, Callable[[Tensor, Filler], Any]] = {
+    "constant": lambda tensor, filler: tensor.fill_(filler.value),
+    "gaussian": lambda tensor, filler: tensor.normal_(filler.mean, filler.std),
+    "uniform": lambda tensor, filler: tensor.uniform_(filler.min, filler.max),
     "xavier": _xavier,
-    "msra": _msra,
+    "msra": lambda tensor, filler: tensor.normal_(0, math.sqrt(2 / fan(tensor.shape, filler.variance_norm))),
 }
 
 

@@ -1,91 +1,62 @@
-"""Networks for images of 28 or 32 pixels: ResNet-9 of cifar10-fast, an AlexNet with BatchNorm, and a small ResNet sized to train in
-minutes on a few cores."""
+"""Networks for images of 28 or 32 pixels."""
+
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stagerun.base import recipe
-from stagerun.models.layers import BatchNorm2d, ConvUnit
-
-# What the logits are multiplied by, which keeps them small at the first steps of a high learning rate.
-LOGIT_SCALE = 0.125
+from stagerun.base.recipe import Model
+from stagerun.models.layers import FAN_OUT, Chain, batch_norm, conv, conv_unit, start
 
 
-class Residual(nn.Module):
-    """x + unit(unit(x)), without a ReLU after the sum."""
-
-    def __init__(self, model: recipe.Model, width: int) -> None:
-        super().__init__()
-        self.res1 = ConvUnit(model, width, width, 3)
-        self.res2 = ConvUnit(model, width, width, 3)
+class Residual(Chain):
+    """x + units(x), without a ReLU after the sum."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.res2(self.res1(x))
+        return x + super().forward(x)
 
 
-class ResNet9(nn.Module):
-    """Units of a 3x3 convolution without bias, BatchNorm and ReLU:
+class Scaled(nn.Linear):
+    """fc times 0.125, which keeps the logits small at the first steps of a high learning rate."""
 
-                                        output for 32x32x3
-        prep      64                    32x32x64
-        layer1    128, 2x2 max          16x16x128
-        residual1 128, 128              16x16x128
-        layer2    256, 2x2 max          8x8x256
-        layer3    512, 2x2 max          4x4x512
-        residual3 512, 512              4x4x512
-        max over the map, fc without biases, times 0.125
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 0.125
 
-    6,573,120 parameters with 3 channels and 10 classes. Weights start as torch draws them, scales at one. The published
-    network ends with a 4x4 maximum, which for 32 pixels is the one over the map. Source: davidcpage/cifar10-fast: dawn.py.
+
+def units(model: Model, widths: dict[str, int], first_stride: int = 1) -> Chain:
+    """Units of a 3x3 convolution without bias, BatchNorm and ReLU, by name and width; `residual...`: two with a shortcut; `max...`: 2x2
+    maxima. Then the maximum over the map, and fc without biases, times 0.125. Weights start as torch draws them, scales at one."""
+    layers, width = dict[str, nn.Module](), model.channels
+    for name, wanted in widths.items():
+        if name.startswith("max"):
+            layers[name] = nn.MaxPool2d(wanted)
+        elif name.startswith("residual"):
+            layers[name] = Residual(res1=conv_unit(model, width, wanted, 3), res2=conv_unit(model, wanted, wanted, 3))
+        else:
+            layers[name] = conv_unit(model, width, wanted, 3, first_stride if not layers else 1)
+            width = wanted
+    fc = Scaled(width, model.num_classes, bias=False)
+    return Chain(**layers, whole=nn.AdaptiveMaxPool2d(1), flat=nn.Flatten(), fc=fc)
+
+
+def resnet9(model: Model) -> Chain:
+    """ResNet-9 of cifar10-fast. Maps of an image of 32x32: 32x32 up to layer1, then 16x16, 8x8 and 4x4.
+
+    6,573,120 parameters with 3 channels and 10 classes. The published network ends with a 4x4 maximum, which for 32 pixels is the one over
+    the map. Source: davidcpage/cifar10-fast: dawn.py.
     """
-
-    def __init__(self, model: recipe.Model) -> None:
-        super().__init__()
-        self.prep = ConvUnit(model, model.channels, 64, 3)
-        self.layer1 = ConvUnit(model, 64, 128, 3)
-        self.residual1 = Residual(model, 128)
-        self.layer2 = ConvUnit(model, 128, 256, 3)
-        self.layer3 = ConvUnit(model, 256, 512, 3)
-        self.residual3 = Residual(model, 512)
-        self.fc = nn.Linear(512, model.num_classes, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.residual1(F.max_pool2d(self.layer1(self.prep(x)), 2))
-        x = F.max_pool2d(self.layer2(x), 2)
-        x = self.residual3(F.max_pool2d(self.layer3(x), 2))
-        return self.fc(F.adaptive_max_pool2d(x, 1).flatten(1)) * LOGIT_SCALE
+    widths = {"prep": 64, "layer1": 128, "max1": 2, "residual1": 128, "layer2": 256, "max2": 2}
+    return units(model, widths | {"layer3": 512, "max3": 2, "residual3": 512})
 
 
-class AlexNetBN(nn.Module):
-    """Units of a 3x3 convolution without bias, BatchNorm and ReLU:
+def alexnet_bn(model: Model) -> Chain:
+    """An AlexNet with BatchNorm. Maps of an image of 32x32: 8x8 behind max0, then 4x4 and 2x2.
 
-                                           output for 32x32x3
-        prep      64, 3x3/2, 2x2 max       8x8x64
-        layer1    192, 2x2 max             4x4x192
-        layer2    384                      4x4x384
-        layer3    256                      4x4x256
-        layer4    256, 2x2 max             2x2x256
-        max over the map, fc without biases, times 0.125
-
-    2,255,296 parameters with 3 channels and 10 classes. Weights start as torch draws them, scales at one. The published
-    network ends with a 2x2 maximum, which for 32 pixels is the one over the map. Source: sands-lab/layer-wise-aaai20:
-    CIFAR10/dawn.py, where it is called `alexnet`.
+    2,255,296 parameters with 3 channels and 10 classes. The published network ends with a 2x2 maximum, which for 32 pixels is the one over
+    the map. Source: sands-lab/layer-wise-aaai20: CIFAR10/dawn.py, where it is called `alexnet`.
     """
-
-    def __init__(self, model: recipe.Model) -> None:
-        super().__init__()
-        self.prep = ConvUnit(model, model.channels, 64, 3, stride=2)
-        self.layer1 = ConvUnit(model, 64, 192, 3)
-        self.layer2 = ConvUnit(model, 192, 384, 3)
-        self.layer3 = ConvUnit(model, 384, 256, 3)
-        self.layer4 = ConvUnit(model, 256, 256, 3)
-        self.fc = nn.Linear(256, model.num_classes, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(self.prep(x), 2)
-        x = F.max_pool2d(self.layer1(x), 2)
-        x = F.max_pool2d(self.layer4(self.layer3(self.layer2(x))), 2)
-        return self.fc(F.adaptive_max_pool2d(x, 1).flatten(1)) * LOGIT_SCALE
+    widths = {"prep": 64, "max0": 2, "layer1": 192, "max1": 2, "layer2": 384, "layer3": 256, "layer4": 256, "max4": 2}
+    return units(model, widths, first_stride=2)
 
 
 class Block(nn.Module):
@@ -94,15 +65,15 @@ class Block(nn.Module):
     The last scale starts at zero, so that a block starts as its shortcut.
     """
 
-    def __init__(self, model: recipe.Model, width_in: int, width: int, stride: int) -> None:
+    def __init__(self, model: Model, width_in: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(width_in, width, 3, stride, 1, bias=False)
+        self.conv1 = conv(width_in, width, 3, stride)
         self.bn1 = batch_norm(model, width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.conv2 = conv(width, width, 3)
         self.bn2 = batch_norm(model, width)
         self.shortcut = nn.Sequential()
         if width_in != width or stride != 1:
-            self.shortcut = nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), batch_norm(model, width))
+            self.shortcut = nn.Sequential(conv(width_in, width, 1, stride), batch_norm(model, width))
         nn.init.zeros_(self.bn2.weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -110,7 +81,7 @@ class Block(nn.Module):
         return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x), inplace=True)
 
 
-class ResNetSmall(nn.Module):
+def resnet_small(model: Model) -> Chain:
     """
                                                  output for 28x28x1   multiply-adds
         conv1   3x3, 32, 2x2 max, BN, ReLU       14x14x32             0.23 M
@@ -123,26 +94,69 @@ class ResNetSmall(nn.Module):
     seen for a few epochs only: pooling before the first BatchNorm makes that four times as cheap, and the mean keeps a map of
     2x2, which tells fc where a feature is. Convolutions start from normal(0, sqrt(2 / fan_out)), fc from normal(0, 0.01).
     """
+    net = Chain(
+        conv1=conv(model.channels, 32, 3),
+        max1=nn.MaxPool2d(2),
+        bn1=batch_norm(model, 32),
+        relu1=nn.ReLU(inplace=True),
+        layer1=Block(model, 32, 32, 1),
+        layer2=Block(model, 32, 64, 2),
+        layer3=Block(model, 64, 128, 2),
+        mean=nn.AdaptiveAvgPool2d(2),
+        flat=nn.Flatten(),
+        fc=nn.Linear(128 * 2 * 2, model.num_classes),
+    )
+    start(net, FAN_OUT, partial(nn.init.normal_, std=0.01))
+    return net
 
-    def __init__(self, model: recipe.Model) -> None:
+
+class WideBlock(nn.Module):
+    """conv(relu(bn(conv(relu(bn(x)))))) + x, 3x3. Where the shape changes a strided 1x1 of relu(bn(x)) takes the place of x."""
+
+    def __init__(self, model: Model, width_in: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(model.channels, 32, 3, 1, 1, bias=False)
-        self.bn1 = batch_norm(model, 32)
-        self.layer1 = Block(model, 32, 32, 1)
-        self.layer2 = Block(model, 32, 64, 2)
-        self.layer3 = Block(model, 64, 128, 2)
-        self.fc = nn.Linear(128 * 2 * 2, model.num_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        nn.init.normal_(self.fc.weight, std=0.01)
-        nn.init.zeros_(self.fc.bias)
+        self.bn1 = batch_norm(model, width_in)
+        self.conv1 = conv(width_in, width, 3, stride)
+        self.bn2 = batch_norm(model, width)
+        self.conv2 = conv(width, width, 3)
+        self.shortcut = conv(width_in, width, 1, stride) if width_in != width else None
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(F.max_pool2d(self.conv1(x), 2)), inplace=True)
-        x = F.adaptive_avg_pool2d(self.layer3(self.layer2(self.layer1(x))), 2)
-        return self.fc(x.flatten(1))
+        y = F.relu(self.bn1(x), inplace=True)
+        x = x if self.shortcut is None else self.shortcut(y)
+        return self.conv2(F.relu(self.bn2(self.conv1(y)), inplace=True)) + x
 
 
-def batch_norm(model: recipe.Model, width: int) -> BatchNorm2d:
-    return BatchNorm2d(width, model.moving_average_fraction, model.eps)
+def wide_resnet(model: Model) -> Chain:
+    """`wrn_DEPTH_WIDTH`, with n = (DEPTH - 4) / 6 blocks in a group:
+
+                                            output for 32x32x3
+        conv1    3x3, 16                    32x32x16
+        layer1   n blocks, 16 WIDTH         32x32x160 of WRN-28-10
+        layer2   n blocks, 32 WIDTH, /2     16x16x320
+        layer3   n blocks, 64 WIDTH, /2     8x8x640
+        BN, ReLU, mean over the map, fc
+
+    Parameters with 3 channels and 10 classes: 8,949,210 (40-4), 10,961,370 (16-8) and 36,479,194 (28-10). Without dropout. As in the authors'
+    code (szagoruyko/wide-residual-networks) convolutions start from normal(0, sqrt(2 / fan_out)), scales at one, the biases of fc at zero.
+    Source: Zagoruyko and Komodakis, Wide Residual Networks, 2016 (arXiv:1605.07146).
+    """
+    depth, width = map(int, model.name.split("_")[1:])
+
+    def group(width_in: int, width: int, stride: int) -> nn.Sequential:
+        rest = (WideBlock(model, width, width, 1) for _ in range((depth - 4) // 6 - 1))
+        return nn.Sequential(WideBlock(model, width_in, width, stride), *rest)
+
+    net = Chain(
+        conv1=conv(model.channels, 16, 3),
+        layer1=group(16, 16 * width, 1),
+        layer2=group(16 * width, 32 * width, 2),
+        layer3=group(32 * width, 64 * width, 2),
+        bn=batch_norm(model, 64 * width),
+        relu=nn.ReLU(inplace=True),
+        mean=nn.AdaptiveAvgPool2d(1),
+        flat=nn.Flatten(),
+        fc=nn.Linear(64 * width, model.num_classes),
+    )
+    start(net, FAN_OUT)
+    return net

@@ -15,10 +15,9 @@ def torchvision_models() -> ModuleType:
 def torchvision_part(module: str) -> ModuleType:
     """A module of torchvision, by its dotted name.
 
-    The wheel on PyPI is the CUDA build. Beside a CPU build of torch its compiled extension does not load, and the import
-    fails where a Python file registers a fake for the operator `torchvision::nms` that is not defined. That one error is
-    answered by defining the operators and importing again; neither models nor transforms need them. Defining them first would
-    break a matching pair, which defines them itself.
+    Beside a CPU build of torch the extension in PyPI's wheel does not load, and the import fails where a Python file registers a fake for
+    the operator `torchvision::nms`. That one error is answered by defining the operators, which neither models nor transforms need, and
+    importing again. Defining them first would break a matching pair, which defines them itself.
     """
     try:
         return importlib.import_module(module)
@@ -27,9 +26,6 @@ def torchvision_part(module: str) -> ModuleType:
             raise
     for name in [m for m in sys.modules if m == "torchvision" or m.startswith("torchvision.")]:
         del sys.modules[name]
-    for schema in (
-        "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-        "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    ):
-        torch.library.define(f"torchvision::{schema.split('(')[0]}", schema[schema.index("(") :])
+    for name in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return importlib.import_module(module)

@@ -1,17 +1,18 @@
-"""What --redo, --only and --until name, and what they may leave out. Pure."""
+"""What a command asks for: the stages that --redo, --only and --until name, and a number of workers; and whether that can be. Pure, but for
+a look whether LMDBs are there."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Collection
+from typing import NamedTuple
 
-from stagerun.base.errors import Problem, RecipeError, Span, UsageError, listing, nearest
-from stagerun.base.recipe import Schedule
+from stagerun.base.errors import DataError, Problem, RecipeError, Span, UsageError, listing, nearest
+from stagerun.base.recipe import Schedule, Stage
+from stagerun.base.text import count
 from stagerun.language.stages import some
-from stagerun.plan.counting import points_averaged
-from stagerun.plan.planned import Plan, PlannedStage, State, label
+from stagerun.plan.planned import Plan, State, label, options, points_averaged
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """Names of stages, groups resolved. `chosen` are those that may be trained."""
 
     redo: frozenset[str]
@@ -19,82 +20,24 @@ class Choice:
 
 
 def choice(schedule: Schedule, redo: Collection[str], only: Collection[str], until: str | None) -> Choice:
-    """Raises RecipeError with every name that no stage has, and every contradiction. The name of a stage that makes several
-    stands for all of them."""
+    """The name of a block stands for all stages that it makes. RecipeError with every name that no stage has."""
     everything = [stage.name for stage in schedule.stages]
-    names = frozenset(everything)
     members = {name: [name] for name in everything}  # what each name stands for, in running order
     for stage in schedule.stages:
-        if stage.group is not None and stage.group not in names:
+        if stage.group is not None and stage.group not in everything:
             members.setdefault(stage.group, []).append(stage.name)
-    problems = []
-    asked = (("--redo", redo), ("--only", only), ("--until", [until] if until is not None else []))
-    for option, given in asked:
-        for name in given:
-            wrong = _wrong(schedule, members, option, name)
-            if wrong:
-                problems.append(Problem(wrong[0], Span(option, 1, 1, len(name)), name, wrong[1]))
-    if only and until is not None:
-        text, hint = "--only and --until say different things", "leave one of them out; --only is repeatable"
-        problems.append(Problem(text, Span("--until", 1, 1, len(until)), until, hint))
-    if problems:
-        raise RecipeError(problems)
-    chosen = frozenset(member for name in only for member in members[name]) if only else frozenset(everything)
+    named = [*(("--redo", name) for name in redo), *(("--only", name) for name in only)]
+    named += [("--until", until)] if until is not None else []
+    wrong = [(option, name, *why) for option, name in named if (why := _wrong(schedule, members, option, name))]
+    if wrong:
+        raise RecipeError(Problem(text, Span(o, 1, 1, len(name)), name, hint) for o, name, text, hint in wrong)
+    chosen = {member for name in only or everything for member in members[name]}
     if until is not None:
-        chosen = frozenset(everything[: 1 + max(everything.index(name) for name in members[until])])
-    return Choice(frozenset(member for name in redo for member in members[name]), chosen)
+        chosen &= {*everything[: 1 + everything.index(members[until][-1])]}
+    return Choice(frozenset(member for name in redo for member in members[name]), frozenset(chosen))
 
 
-def require_starts(plan: Plan, chosen: Collection[str]) -> None:
-    """UsageError for a stage that is to be trained, and starts from what is neither on disk nor to be trained."""
-    by_name = {s.stage.name: s for s in plan.stages}
-    again = {piece.stage.name for piece in plan.pieces}
-    missing: dict[str, None] = {}  # in running order
-    for planned in (*plan.pieces, *plan.stages):
-        stage = planned.stage
-        if planned.until is not None and stage.name not in chosen:
-            missing[stage.name] = None
-        if planned.state is State.FRESH and planned.start is None and stage.parent is not None:
-            for name, iter in points_averaged(plan.schedule, stage) or ((stage.parent, stage.parent_iter),):
-                if name not in again and (name, iter) not in plan.points:
-                    missing |= dict.fromkeys(_not_chosen(by_name, name))
-    fresh = [s.stage for s in plan.stages if s.state is State.FRESH and s.start is None]
-    waiting = [stage for stage in fresh if missing and plan.ancestors(stage) & missing.keys()]
-    if waiting:
-        first, names = waiting[0], {stage.name for stage in waiting}
-        alone = {s.group for s in plan.schedule.stages if s.enabled and s.name not in names}
-        asked = dict.fromkeys(s.name if s.group in alone else s.group or s.name for s in waiting)
-        words = " ".join(f"--only {name}" for name in (*missing, *asked))
-        raise UsageError(
-            f"stage `{first.name}` starts from `{label(first.parent or '', first.parent_iter)}`, where there is no snapshot "
-            "that counts, and which is left out",
-            f"`{words}` trains that first",
-        )
-
-
-def require_teachers(plan: Plan) -> None:
-    """UsageError for a stage that is to be trained, and whose teacher is neither on disk nor to be trained."""
-    by_name = {s.stage.name: s for s in plan.stages}
-    for planned in plan.work:
-        name, teacher = planned.stage.name, planned.stage.solver.teacher
-        if teacher is not None and by_name[teacher].state is State.NOT_CHOSEN:
-            raise UsageError(
-                f"stage `{name}` is taught by `{teacher}`, which is not trained yet, and which is left out",
-                f"`--only {teacher} --only {name}` trains that first",
-            )
-
-
-def _not_chosen(by_name: Mapping[str, PlannedStage], name: str) -> list[str]:
-    """The stage and its ancestors up to one that is on disk or to be trained, the uppermost first."""
-    found: list[str] = []
-    above: str | None = name
-    while above is not None and by_name[above].state is State.NOT_CHOSEN:
-        found.insert(0, above)
-        above = by_name[above].stage.parent
-    return found
-
-
-def _wrong(schedule: Schedule, members: Mapping[str, list[str]], option: str, name: str) -> tuple[str, str] | None:
+def _wrong(schedule: Schedule, members: dict[str, list[str]], option: str, name: str) -> tuple[str, str] | None:
     if name not in members:
         known = list(members)
         if name in {one.name for one in schedule.ensembles}:
@@ -105,3 +48,85 @@ def _wrong(schedule: Schedule, members: Mapping[str, list[str]], option: str, na
         hint = "write `enabled: true` in schedule.prototxt, at the stages it starts from as well"
         return f"stage `{name}` is not enabled", hint
     return None
+
+
+def require_starts(plan: Plan, chosen: Collection[str]) -> None:
+    """UsageError for a stage that is to be trained, and starts from, or is taught by, what is neither on disk nor to be trained."""
+    left_out = {s.name for s in plan.stages if s.state is State.NOT_CHOSEN}
+    again = {piece.name for piece in plan.pieces}
+    missing = dict.fromkeys(p.name for p in plan.pieces if p.name not in chosen)  # in running order
+    fresh = [s for s in (*plan.pieces, *plan.stages) if s.state is State.FRESH and s.start is None]
+    for stage in (one.stage for one in fresh):
+        for name, iter in points_averaged(plan.schedule, stage) or ((stage.parent, stage.parent_iter),):
+            above = None if name in again or (name, iter) in plan.points else name
+            path: list[str] = []
+            while above is not None and above in left_out:
+                path.insert(0, above)
+                above = plan.schedule.stage(above).parent
+            missing |= dict.fromkeys(path)
+    waiting = [s.stage for s in fresh if s.until is None and plan.ancestors(s.stage) & missing.keys()]
+    if waiting:
+        first = waiting[0]
+        words = " ".join([*(f"--only {name}" for name in missing), *options("--only", plan.schedule, waiting)])
+        where = f"starts from `{label(first.parent or '', first.parent_iter)}`, where there is no snapshot that counts"
+        raise UsageError(f"stage `{first.name}` {where}, and which is left out", f"`{words}` trains that first")
+    for planned in plan.work:
+        name, teacher = planned.name, planned.stage.solver.teacher
+        if teacher in left_out:
+            text = f"stage `{name}` is taught by `{teacher}`, which is not trained yet, and which is left out"
+            raise UsageError(text, f"`--only {teacher} --only {name}` trains that first")
+
+
+# -- workers
+
+
+def most_workers(schedule: Schedule) -> int | None:
+    """Workers that the smallest batch has device batches for; None where no stage is enabled."""
+    return min((stage.solver.most_workers for stage in schedule.stages if stage.enabled), default=None)
+
+
+def check_workers(schedule: Schedule, nproc: int) -> None:
+    """RecipeError for each division of a batch into fewer device batches, at the first stage that has it, and each `ASYNC` with fewer replicas."""
+    small: dict[tuple[int, int], list[Stage]] = {}
+    problems = []
+    for stage in schedule.stages:
+        solver = stage.solver
+        if not stage.enabled or nproc <= solver.most_workers:
+            continue
+        if solver.asynchronous:
+            most = solver.most_workers
+            text = f"{nproc} workers are too many for stage {stage.name}: `method: ASYNC` has {count(most, 'replica')}"
+            hint = f"use at most {count(most, 'worker')}, or write `replicas: {nproc}`, which trains otherwise"
+            problems.append(Problem(text, stage.written("solver.sync_param.replicas") or stage.span, hint=hint))
+        else:
+            small.setdefault((solver.batch_size, solver.device_batch_size), []).append(stage)
+    for (batch, device_batch), stages in small.items():
+        most, names = batch // device_batch, listing([stage.name for stage in stages], "and")
+        text = (
+            f"{nproc} workers are too many for stage{'s' * (len(stages) > 1)} {names}: batch_size {batch} "
+            f"holds {most} device batch{'es' * (most > 1)} of {device_batch}"
+        )
+        span = stages[0].written("solver.device_batch_size", "solver.batch_size") or stages[0].span
+        hint = f"use at most {count(most, 'worker')}, or a smaller device_batch_size"
+        problems.append(Problem(text, span, hint=hint))
+    if problems:
+        raise RecipeError(problems)
+
+
+def check_short(schedule: Schedule, workers: int, device_batch: int | None, synthetic: bool, does: str) -> None:
+    """Whether the schedule can be run cut short. `does`: what a command does then. RecipeError, DataError."""
+    if most_workers(schedule) is None:
+        raise UsageError(f"no stage of {schedule.name} is enabled", "take `enabled: false` out of one of them")
+    check_workers(schedule, workers)
+    largest = max(stage.solver.device_batch_size for stage in schedule.stages)
+    if device_batch is not None and device_batch > largest:
+        raise UsageError(
+            f"--device-batch {device_batch} is more than the schedule's device_batch_size of {largest}",
+            "it is for a machine where the real one does not fit; leave it out",
+        )
+    missing = [source.path for source in schedule.sources if not synthetic and not os.path.exists(source.path)]
+    if missing:
+        raise DataError(
+            "\n".join(f"{path}: this machine has no such LMDB" for path in missing),
+            f"`--synthetic` {does} with made-up images of the same kind",
+        )

@@ -1,7 +1,11 @@
-"""Which snapshots of a stage count for what it is now; where a rollback goes; what an evaluation depends on. Pure."""
+"""Which snapshots count for what a stage is now, and why the others don't; where a rollback goes. Pure.
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+What a stage is called does not matter: see `found_for`.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
 from stagerun.base.recipe import (
     ABSENT,
@@ -9,209 +13,146 @@ from stagerun.base.recipe import (
     AVERAGE_OF,
     FILES,
     FROM_ITER,
+    LAST_USED,
     TEACHER,
     TESTED_LABELS,
+    OnNan,
     Schedule,
+    Solver,
     Stage,
 )
 from stagerun.base.snapshots import TRAINING_SET, Inventory, SnapshotRef, how_far, same_set
 from stagerun.language.build import meant
 from stagerun.language.values import unsaid
 from stagerun.plan.described import unread
-from stagerun.plan.planned import Plan, PlannedStage, State
-from stagerun.plan.raised import MAX_ITER, goes_beyond, on_the_way
+from stagerun.plan.planned import Change, Plan, PlannedStage, State, label
+from stagerun.schedule import policy_fields
+
+MAX_ITER = "solver.max_iter"
+EMA = {"solver.ema_decay", "solver.ema_interval"}
+IMAGES = "data.train.source"  # in a Change: no field of identity, but what lies there
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What a stage with a parent starts from: `at` are the snapshots of the parent there that count, the one to take first;
-    `alike` are the ids of `same_weights`; `above` is the parent's own source."""
+class Place(NamedTuple):
+    """The end of a stage, or the iteration `iter` of it, which another stage starts from, is averaged from or is taught by.
 
-    parent: PlannedStage
-    at: tuple[SnapshotRef, ...]
-    alike: frozenset[str]
-    above: "Source | None"
-
-    @property
-    def start(self) -> SnapshotRef | None:
-        return self.at[0] if self.at else None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Decision:
-    """What a plan has decided about a stage, from its `own` snapshots and the decisions about the stages that it `needs`.
-
-    `usable`: the snapshots that count. `shown`: `planned` as the plan shows it, where --only and --until may leave the stage out. `lacking`:
-    the places of the snapshots that it is averaged from and that are gone. `redo`: it is named by --redo, or follows from such a stage.
+    `refs`: the snapshots there that count. The first, the oldest, is the one to take, so that all that start there start from the same bits.
+    `alike`: ids of snapshots there that differ in the average alone which the stage keeps of its weights: the trained weights are the same.
     """
 
-    own: tuple[SnapshotRef, ...]
-    needs: tuple["Decision", ...]
+    decision: "Decision"
+    iter: int | None
+    refs: tuple[SnapshotRef, ...]
+    alike: frozenset[str] = frozenset()
+
+    @property
+    def planned(self) -> PlannedStage:
+        return self.decision.planned
+
+    @property
+    def ref(self) -> SnapshotRef | None:
+        return self.refs[0] if self.refs else None
+
+    @property
+    def is_gone(self) -> bool:
+        return not (self.refs or self.alike)
+
+    @property
+    def comes_again(self) -> bool:
+        """Whether training the stage reproduces a snapshot that is gone from there; its end only if its length hasn't changed since."""
+        planned = self.planned
+        if planned.state is State.STALE or planned.again:
+            return False
+        resumed = planned.start if planned.state is State.RESUME and self.iter is None else None
+        return resumed is None or length_before(resumed, planned.stage) is None
+
+    def id(self, recorded: str, inventory: Inventory) -> str:
+        """The id of the snapshot there; '' if unknown. If an unchanged stage lost it, assume that training reproduces the recorded one."""
+        if recorded in self.alike:
+            return recorded
+        if self.ref is not None:
+            return self.ref.id
+        return recorded if self.comes_again and recorded not in inventory.ids else ""
+
+
+class Decision(NamedTuple):
+    """What a plan has decided about a stage: `source` is what it starts from, `members` what it is averaged from. `usable`: the snapshots that
+    count. `shown`: `planned` as the plan shows it, where --only and --until may leave the stage out. `redo`: it is named by --redo, or
+    follows from such a stage.
+    """
+
+    source: Place | None
+    members: tuple[Place, ...]
+    usable: tuple[SnapshotRef, ...]
     planned: PlannedStage
     shown: PlannedStage
-    source: Source | None
-    usable: tuple[SnapshotRef, ...]
-    lacking: tuple[tuple[str, int | None], ...]
     redo: bool
 
-    @property
-    def lasts(self) -> bool:
-        """Whether the decision holds as long as `own` and `needs` do: it hung on no other snapshot, as it does where one is gone."""
-        if not self.own:
-            return True
-        started = self.source is None or bool(self.source.at)
-        taught = self.planned.stage.solver.teacher is None or self.planned.teacher is not None
-        explained = self.planned.state is State.STALE or self.planned.again  # by other snapshots
-        return started and taught and not self.lacking and not explained
+
+def end_of(decision: Decision) -> Place:
+    """The end of a stage as it is now."""
+    end = decision.planned.end
+    return Place(decision, None, (end,) if end is not None else ())
 
 
-EMA = {"solver.ema_decay", "solver.ema_interval"}
+def place_of(decision: Decision, iter: int | None, inventory: Inventory) -> Place:
+    stage, source = decision.planned.stage, decision.source
+    at = end_of(decision)
+    if iter is not None:
+        refs = (ref for ref in decision.usable if ref.iter == iter)
+        at = Place(decision, iter, tuple(sorted(refs, key=lambda ref: ref.attempt)))
+    if stage.solver.early_stop is not None:
+        return at
+    last = stage.solver.max_iter if iter is None else iter
+    parents = {""} if source is None else {ref.id for ref in source.refs} | source.alike
+    others = (ref for ref in inventory.of(stage.name) if ref.iter == last and ref.parent in parents)
+    alike = (ref.id for ref in others if (changed := changed_fields(ref, stage)) and EMA.issuperset(changed))
+    return at._replace(alike=frozenset(alike))
 
 
-def same_weights(decided: Decision, iter: int | None, inventory: Inventory) -> frozenset[str]:
-    """The ids of snapshots of a stage, at an iteration, None for its end, that lack nothing but the average that it keeps of its weights, or
-    have one that it doesn't keep. What starts there starts from the same trained weights."""
-    stage, source = decided.planned.stage, decided.source
-    parents = {""} if source is None else {ref.id for ref in source.at} | source.alike
-    return frozenset(
-        ref.id
-        for ref in inventory.of(stage.name)
-        if ref.iter == (stage.solver.max_iter if iter is None else iter) and ref.parent in parents
-        if stage.solver.early_stop is None and (changed := changed_fields(ref, stage)) and EMA.issuperset(changed)
-    )
+# -- how a snapshot differs from what its stage is now
 
 
-def source_of(stage: Stage, above: Decision, alike: frozenset[str]) -> Source:
-    """`above`: the decision about the parent.
-
-    If there are several snapshots at one iteration (one was trained again elsewhere), the oldest is taken, so that all that start there
-    start from the same bits.
-    """
-    parent = above.planned
-    if stage.parent_iter is None:
-        return Source(parent, (parent.end,) if parent.end is not None else (), alike, above.source)
-    at = [ref for ref in above.usable if ref.iter == stage.parent_iter]
-    return Source(parent, tuple(sorted(at, key=lambda ref: ref.attempt)), alike, above.source)
-
-
-def points_of(schedule: Schedule, decided: Mapping[str, Decision]) -> dict[tuple[str, int], SnapshotRef]:
-    """The snapshots before a stage's end that ensembles are made from, the oldest as in `source_of`."""
-    wanted = {point for ensemble in schedule.ensembles for point in ensemble.points}
-    found = {(stage, iter): oldest_at(iter, decided[stage].usable) for stage, iter in wanted if iter is not None}
-    return {point: ref for point, ref in found.items() if ref is not None}
-
-
-def oldest_at(iter: int, usable: tuple[SnapshotRef, ...]) -> SnapshotRef | None:
-    """The one to take at an iteration of the snapshots of a stage that count."""
-    return min((ref for ref in usable if ref.iter == iter), key=lambda ref: ref.attempt, default=None)
-
-
-def points_averaged(schedule: Schedule, stage: Stage) -> tuple[tuple[str, int | None], ...]:
-    """The stages and iterations of them that the stage's start is averaged from; () for another stage."""
-    return schedule.ensemble(stage.average).points if stage.average is not None else ()
-
-
-def left_off(stage: Stage, source: Source | None) -> tuple[int, int, bool]:
-    """Where the stage goes on in its training set: the images of it that the last stage with that set consumed up to where the path
-    leaves it, and those that rollbacks have left out there; and whether that is the most it can be, because `early_stop` may yet end a
-    stage before.
-
-    Where a stage is not there yet, or has lost that place, it has left out as many as so far.
-    """
-    below = stage
-    while source is not None and not source.parent.stage.data.train.same(stage.data.train):
-        below, source = source.parent.stage, source.above
-    if source is None or not stage.solver.carry_data:
-        return 0, 0, False
-    parent = source.parent
-    iterations, batch_size = parent.stage.solver.max_iter, parent.stage.solver.batch_size
-    if parent.end is not None:
-        iterations = parent.end.iter  # `early_stop` may have ended it
-    consumed = parent.position + (iterations if below.parent_iter is None else below.parent_iter) * batch_size
-    open_end = below.parent_iter is None and parent.end is None and parent.stage.solver.earliest_end < iterations
-    skipped = source.start.skipped if source.start is not None else parent.skipped
-    return consumed, skipped, parent.at_most or open_end
-
-
-def taught_by(stage: Stage, teacher: PlannedStage, inventory: Inventory) -> Stage:
-    """Return the stage with the id of its teacher's final snapshot in its identity; '' if unknown. If an unchanged teacher lost its final
-    snapshot, assume that retraining reproduces the id which the stage's newest snapshot recorded."""
-    found = teacher.end.id if teacher.end is not None else ""
-    own = inventory.of(stage.name)
-    if not found and own and teacher.comes_to_the_same_end:
-        before = own[-1].identity.get(TEACHER, "")
-        found = before if before not in inventory.ids else ""
-    return replace(stage, identity={**stage.identity, TEACHER: found})
-
-
-def averaged_from(
-    stage: Stage,
-    members: Sequence[tuple[Decision, int | None, SnapshotRef | None]],
-    alike: Sequence[frozenset[str]],
-    inventory: Inventory,
-) -> Stage:
-    """The stage with the ids of the snapshots that it is averaged from in its identity, as `taught_by`; '' where one is not known. `alike`:
-    `same_weights` of each member."""
-    own = inventory.of(stage.name)
-    before = own[-1].identity.get(AVERAGE_OF, "").split() if own else []
-    before = before if len(before) == len(members) else [""] * len(members)
-    ids = []
-    for (member, iter, ref), same_ids, id in zip(members, alike, before, strict=True):
-        planned = member.planned
-        same = planned.comes_to_the_same_end if iter is None else planned.comes_by_the_same
-        comes_again = same and id not in inventory.ids
-        if id in same_ids:
-            ids.append(id)
-        else:
-            ids.append(ref.id if ref is not None else id if comes_again else "")
-    return replace(stage, identity={**stage.identity, AVERAGE_OF: " ".join(ids) if all(ids) else ""})
-
-
-def counts(ref: SnapshotRef, stage: Stage, source: Source | None, inventory: Inventory) -> bool:
+def counts(ref: SnapshotRef, stage: Stage, source: Place | None, inventory: Inventory) -> bool:
     """Return whether training the stage now would produce this snapshot."""
     changed = set(changed_fields(ref, stage))
     if source is None:
         came_from = ref.parent == ""
-    elif source.at or ref.parent in source.alike:
-        came_from = ref.parent in source.alike or any(ref.parent == start.id for start in source.at)
+    elif source.refs or ref.parent in source.alike:
+        came_from = ref.parent in source.alike or any(ref.parent == start.id for start in source.refs)
         changed.discard(FROM_ITER)  # the id says it: that place may have been the parent's end
     else:
         # The parent has lost that snapshot (damaged, or deleted). Unchanged, it will come to the same bits, and if not,
         # the next plan sees another id. What is still there did not get lost: the end of another stage, or that of an
         # older definition of a parent that is half trained again.
-        lost = ref.parent != "" and ref.parent not in inventory.ids
-        parent = source.parent
-        came_from = lost and (parent.comes_to_the_same_end if stage.parent_iter is None else parent.comes_by_the_same)
+        came_from = ref.parent != "" and ref.parent not in inventory.ids and source.comes_again
     return came_from and not changed and ref.iter <= stage.solver.max_iter
 
 
-def unless_over(refs: tuple[SnapshotRef, ...], own: tuple[SnapshotRef, ...], stage: Stage) -> tuple[SnapshotRef, ...]:
-    """Return the snapshots that count, without those of an earlier, shorter version of the stage whose final snapshot, among its `own`, no
-    longer counts: resuming before that would retrain the end, unasked."""
-    over = {
-        ref.identity.get(MAX_ITER)
-        for ref in own
-        if goes_beyond(ref, stage) and changed_fields(ref, stage) == [MAX_ITER]
-    }
-    return tuple(ref for ref in refs if ref.identity.get(MAX_ITER) not in over)
-
-
-def of_these_images(refs: tuple[SnapshotRef, ...], stage: Stage, schedule: Schedule) -> tuple[SnapshotRef, ...]:
-    """Return the snapshots that count; if the stage's final snapshot was trained on other images than are there now, without those that were.
-    A half-trained stage continues with the images that are there, and `run` says that it is EQUIVALENT."""
-    now, last = schedule.sets.get(stage.data.train.path, ""), stage.solver.max_iter
-
-    def other(ref: SnapshotRef) -> bool:
-        return same_set(ref.environment.get(TRAINING_SET, ""), now) is False
-
-    # What led to such an end is not a place to go on from: the stage would be trained again, unasked.
-    def ends(ref: SnapshotRef) -> bool:
-        return ref.ends(last) or goes_beyond(ref, stage)
-
-    since = max(((ref.attempt, ref.serial) for ref in refs if ends(ref) and other(ref)), default=None)
+def usable_snapshots(
+    stage: Stage, source: Place | None, inventory: Inventory, schedule: Schedule
+) -> tuple[SnapshotRef, ...]:
+    """The snapshots that count, without those from which the stage's end would be retrained unasked: where the end of a shorter version counts
+    no more, or the end is of other images than are there now. A half-trained stage continues with the images that are there, and `run`
+    says that it is EQUIVALENT."""
+    own, last = inventory.of(stage.name), stage.solver.max_iter
+    ended = (ref for ref in own if goes_beyond(ref, stage) and changed_fields(ref, stage) == [MAX_ITER])
+    over = {ref.identity.get(MAX_ITER) for ref in ended}
+    refs = [ref for ref in own if ref.identity.get(MAX_ITER) not in over and counts(ref, stage, source, inventory)]
+    ends = [ref for ref in refs if ref.ends(last) or goes_beyond(ref, stage)]
+    other = [ref for ref in refs if images_changed(ref, stage, schedule)]
+    since = max(((ref.attempt, ref.serial) for ref in ends if ref in other), default=None)
     if since is None:
-        return refs
-    return tuple(ref for ref in refs if not other(ref) and (ends(ref) or (ref.attempt, ref.serial) > since))
+        return tuple(refs)
+    return tuple(r for r in refs if r not in other and (r in ends or (r.attempt, r.serial) > since))
+
+
+def images_changed(ref: SnapshotRef, stage: Stage, schedule: Schedule) -> tuple[Change, ...]:
+    """The change of the images that a snapshot was trained on, if they are known to be others now."""
+    old, new = ref.environment.get(TRAINING_SET, ""), schedule.sets.get(stage.data.train.path, "")
+    if same_set(old, new) is not False:
+        return ()
+    return (Change(IMAGES, old, new, stage.written("data.train.images", "data.train.source")),)
 
 
 def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
@@ -221,35 +162,141 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
     longer counts may have any value. Fields that are written in another way and mean the same don't differ, nor do fields that the stage
     doesn't read: if it read one before, the field that decides this has changed.
     """
-    given = FILES & stage.origins.keys()  # a file that is not there has no digest, and is weights nevertheless
-    if ref.identity == stage.identity and given <= ref.identity.keys():
+    files = FILES & stage.origins.keys()  # a file that is not there has no digest, and is weights nevertheless
+    if ref.identity == stage.identity and files <= ref.identity.keys():
         return []  # as a plan of hundreds of stages finds most of the time
     had, has = meant(ref.identity), meant(stage.identity)
     anything_goes = {f"solver.{field}" for field, _ in unread(stage)}
 
     def changed(field: str) -> bool:
-        if field in anything_goes:
-            return False
-        if has.get(field) == ABSENT:  # a package that `run` has, and this machine hasn't
+        if field in anything_goes or has.get(field) == ABSENT:  # a package that `run` has, and this machine hasn't
             return False
         if default := unsaid(field):
             return had.get(field, default) != has.get(field, default)
-        if field == TESTED_LABELS and field not in had:
-            return False  # not known then; a stage that had neither labels nor `early_stop` differs in these
-        if field == MAX_ITER and on_the_way(ref, stage):
+        if field == MAX_ITER and length_before(ref, stage) is not None and not what_differs(ref, stage):
             return False
         if field == AVERAGE_MEMBERS and (had.get(AVERAGE_OF) or "?") == has.get(AVERAGE_OF):
             return False  # the ids say it: one of them may have been a stage's end
-        if field in FILES and field not in had:
-            return field in stage.origins
-        if field not in stage.identity and field in stage.origins:
-            return False
         if field in had:
-            return had[field] != has.get(field)
+            gone = field not in stage.identity and field in stage.origins
+            return not gone and had[field] != has.get(field)
+        if field == TESTED_LABELS:
+            return False  # not known then; a stage that had neither labels nor `early_stop` differs in these
         origin = stage.origins.get(field)
-        return origin is None or origin.layer != "default"
+        return (field in files) if field in FILES else origin is None or origin.layer != "default"
 
-    return sorted(field for field in had.keys() | has.keys() | given if changed(field))
+    return sorted(field for field in had.keys() | has.keys() | files if changed(field))
+
+
+def length_before(ref: SnapshotRef, stage: Stage) -> int | None:
+    """The `max_iter` that a snapshot was made with, where the stage has another now."""
+    text = ref.identity.get(MAX_ITER, "")
+    known = text.isascii() and text.isdigit() and len(text) <= 18
+    return int(text) if known and int(text) != stage.solver.max_iter else None
+
+
+def goes_beyond(ref: SnapshotRef, stage: Stage) -> bool:
+    """Return whether the snapshot was the final one of an earlier, shorter version of the stage."""
+    return not ref.ended and ref.iter == length_before(ref, stage) and ref.iter < stage.solver.max_iter
+
+
+def what_differs(ref: SnapshotRef, stage: Stage) -> str:
+    """Say why training the stage now does not reproduce a snapshot of a shorter or longer version; '' if it does."""
+    before, now = length_before(ref, stage), stage.solver.max_iter
+    if before is None:
+        return ""
+    if before > now and (ref.iter >= now or ref.ended):
+        return f"it was trained to iteration {ref.iter}, and would end at {now}"  # which does more than a snapshot in its midst
+    if found := what_end_differs(stage.solver, before, at_end=goes_beyond(ref, stage)):
+        return found
+    # In the midst, too: it may have gone back from the end, and not be there again.
+    if stage.solver.on_nan is OnNan.ROLLBACK and ref.skipped:
+        return f"`on_nan: ROLLBACK` has left out images, and does so in another way at the end, iteration {min(before, now)}"
+    return ""
+
+
+def what_end_differs(solver: Solver, before: int, at_end: bool = True) -> str:
+    """The same of a stage that was trained to `before`, and is otherwise as it is. An evaluation at its end that `early_stop` goes by comes
+    when the stage goes on."""
+    if before != solver.max_iter and "max_iter" in policy_fields(solver.lr_policy):
+        return f"lr_policy `{solver.lr_policy}` reads max_iter"
+    if at_end and solver.sync is not None:
+        return f"its replicas became one at its end, iteration {before}"
+    return ""
+
+
+# -- why none counts, in words
+
+
+def why_stale(
+    schedule: Schedule, stage: Stage, source: Place | None, inventory: Inventory
+) -> tuple[str, tuple[Change, ...]]:
+    """The reason in words, and the fields that differ, of a stage that has snapshots, none of which counts."""
+    newest = max(inventory.of(stage.name), key=lambda ref: (ref.attempt, ref.iter))
+    changed = changed_fields(newest, stage)
+    changes = tuple(
+        change_of(field, newest, stage) for field in changed if field not in (FROM_ITER, TEACHER, AVERAGE_OF)
+    )
+    images = images_changed(newest, stage, schedule)
+    if changes:
+        why = (
+            "its definition has changed since it was trained: it was edited, or `run` had a --set that isn't given here"
+        )
+        if changed == [MAX_ITER] and newest.iter < stage.solver.max_iter and (differs := what_differs(newest, stage)):
+            why = f"its max_iter was changed, and it can't go on from what was trained: {differs}"
+        return why, changes + images
+    if images:
+        return "the training images have changed since it was trained", images
+    if TEACHER in changed:
+        teacher = stage.solver.teacher
+        if stage.identity.get(TEACHER):
+            return f"it was taught by another snapshot than the end of `{teacher}` now", ()
+        return f"its teacher `{teacher}` is stale, longer now, or to be trained again", ()
+    if AVERAGE_OF in changed:
+        return _other_average(newest, stage), ()
+    if source is None:
+        return "it was trained from another stage, and now starts from the seed", ()
+    return _other_start(newest, stage, source, inventory, FROM_ITER in changed)
+
+
+def _other_start(
+    ref: SnapshotRef, stage: Stage, source: Place, inventory: Inventory, moved: bool
+) -> tuple[str, tuple[Change, ...]]:
+    """`moved`: from another iteration of its parent."""
+    parent, now = source.planned.stage, stage.starts_from
+    started = next((other for other in inventory.snapshots if other.id == ref.parent), None)
+    before = started.stage if started is not None else parent.name
+    longer = started is not None and before == parent.name and goes_beyond(started, parent)
+    if started is not None and longer and stage.parent_iter is None and not changed_fields(started, parent):
+        keeps = f' (`from: "{parent.name}@{started.iter}"` keeps it)' if stage.average is None else ""
+        goes = f"goes on from iteration {started.iter} to {parent.solver.max_iter}"
+        return f"it started from the end of `{parent.name}`, which {goes}{keeps}", ()
+    if ref.parent == "":
+        return f"it was trained from the seed, and now starts from `{now}`", ()
+    if moved or before != parent.name:
+        old = label(before, ref.whole(FROM_ITER, 0) if FROM_ITER in ref.identity else None)
+        change = (change_of(FROM_ITER, ref, stage),) if moved else ()
+        return f"it was trained from `{old}`, and now starts from `{now}`", change
+    if source.refs:
+        return f"it was trained from another {'' if stage.parent_iter is not None else 'end of '}`{now}`", ()
+    how = "stale" if source.planned.state is State.STALE else "to be trained again"
+    return f"its parent `{parent.name}` is {how}", ()
+
+
+def _other_average(ref: SnapshotRef, stage: Stage) -> str:
+    if stage.average is not None and not stage.identity.get(AVERAGE_OF):
+        return f"snapshots that `{stage.average}` is averaged from are stale, longer now, or to be trained again"
+    before = (
+        "trained from an average of other snapshots" if AVERAGE_OF in ref.identity else "not trained from an average"
+    )
+    return f"it was {before}, and now starts from `{stage.starts_from or 'the seed'}`"
+
+
+def change_of(field: str, ref: SnapshotRef, stage: Stage) -> Change:
+    missing = {FROM_ITER: "(the end)", LAST_USED: "(1 stage before)"}.get(field) or unsaid(field) or "(none)"
+    old, new = ref.identity.get(field, missing), stage.identity.get(field, missing)
+    name = "from" if field == FROM_ITER else field.removeprefix("solver.")
+    return Change(name, old, new, stage.written(field))
 
 
 # -- snapshots by what they are, not by what they are called
@@ -258,14 +305,11 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
 # the first stage, in running order, that would come by it: the stage was renamed, or its block has one more entry in `from`.
 
 
-def found_for(stage: Stage, source: Source | None, inventory: Inventory, known: Collection[str]) -> Inventory:
-    """Return the inventory with each snapshot that counts for `stage`, under a name that is not `known`, as one of the stage's.
-
-    Where the snapshot that it came from is gone, nothing shows that it came from this parent, and it stays what it was. One end is
-    enough, the stage's own first: so two stages that were trained alike each find their own.
-    """
-    strangers = [name for name in inventory.by_stage if name not in known]
-    if not strangers or (source is not None and not source.at):
+def found_for(stage: Stage, source: Place | None, inventory: Inventory, strangers: Collection[str]) -> Inventory:
+    """Return the inventory with each snapshot that counts for `stage`, under a name that no stage has, as one of the stage's. Where what it came
+    from is gone, nothing shows that it came from this parent. One end is enough, the stage's own first: so two stages that were trained
+    alike each find their own."""
+    if not strangers or (source is not None and not source.refs):
         return inventory
     length, found = stage.solver.max_iter, dict[str, str]()
     ended = any(ref.ends(length) for ref in inventory.of(stage.name) if counts(ref, stage, source, inventory))
@@ -284,11 +328,10 @@ def under(inventory: Inventory, names: Mapping[str, str]) -> Inventory:
         return inventory
 
     def renamed(ref: SnapshotRef) -> SnapshotRef:
-        if ref.name not in names or names[ref.name] == ref.stage:
-            return ref
-        return replace(ref, stage=names[ref.name], trained_as=ref.trained_as or ref.stage)
+        name = names.get(ref.name, ref.stage)
+        return ref if name == ref.stage else replace(ref, stage=name, trained_as=ref.trained_as or ref.stage)
 
-    return replace(inventory, snapshots=tuple(renamed(ref) for ref in inventory.snapshots))
+    return replace(inventory, snapshots=tuple(map(renamed, inventory.snapshots)))
 
 
 def names_of(inventory: Inventory) -> dict[str, str]:
@@ -296,94 +339,37 @@ def names_of(inventory: Inventory) -> dict[str, str]:
     return {ref.name: ref.stage for ref in inventory.snapshots if ref.trained_as}
 
 
-def lineage(schedule: Schedule, plan: Plan, planned: PlannedStage) -> list[SnapshotRef]:
-    """The snapshots of others that a folder must have for a stage to be trained there: those that it and its ancestors start from, the ends of
-    these, its teacher's, and those that it is averaged from."""
-    stages = {other.stage.name: other for other in plan.stages}
-    found = [planned.start] if planned.state is State.FRESH and planned.start is not None else []
+def lineage(plan: Plan, planned: PlannedStage) -> list[SnapshotRef]:
+    """The snapshots of others that a folder must have for a stage to be trained there: of its ancestors, its teacher and its average."""
+    stages = {other.name: other for other in plan.stages}
+    found = [planned.start] if planned.state is State.FRESH else []
     stage = planned.stage
     while stage.parent is not None:
-        parent, at = stages[stage.parent], schedule.start_iter(stage)
-        found += [ref for ref in plan.inventory.of(stage.parent) if ref.iter == at]
-        found += [parent.end] if parent.end is not None else []
+        parent, at = stages[stage.parent], plan.schedule.start_iter(stage)
+        found += [*(ref for ref in plan.inventory.of(stage.parent) if ref.iter == at), parent.end]
         stage = parent.stage
-    return [*found, *([planned.teacher] if planned.teacher is not None else []), *planned.averaged]
+    return [ref for ref in (*found, planned.teacher, *planned.averaged) if ref is not None]
 
 
 # -- where `on_nan: ROLLBACK` goes back to
 
 
 def place(iter: int, every: int, branches: Collection[int]) -> int:
-    """The iteration that a run which fails after `iter` updates goes back to, if nothing is lost; 0: the stage's start.
-
-    Also where it has gone back before: the way that it is on began at such a place, at or before `iter`, and no later one lies
-    between them.
-    """
+    """The iteration that a run which fails after `iter` updates goes back to, if nothing is lost; 0: the stage's start. Also where it has gone
+    back before: the way that it is on began at such a place, and no later one lies between them."""
     return max([iter - iter % every if every else 0, *(branch for branch in branches if branch <= iter)])
 
 
 def targets(
-    inventory: Inventory,
-    stage: Stage,
-    branches: Collection[int],
-    parent: str,
-    skipped: int,
-    iter: int,
+    inventory: Inventory, stage: Stage, branches: Collection[int], parent: str, skipped: int, iter: int
 ) -> tuple[SnapshotRef, ...]:
-    """The snapshots that a stage in training at `iter`, with `skipped` images left out so far, may go back to: the first is the one
-    to take, the others stand in for it. None: back to the stage's start.
-
-    Snapshots at other places than those where a run that nothing interrupts has one are passed over: they are there only where someone
-    stopped the run, and the bits must not depend on that. One that a stop made at such a place is as good. `parent` is the id of what the
-    stage started from.
-    """
-    every = stage.solver.snapshot
+    """The snapshots that a stage in training at `iter`, with `skipped` images left out so far, may go back to, the one to take first; none: back
+    to its start, the snapshot with the id `parent`. Places where only a stop makes a snapshot are passed over: the bits must not depend
+    on that."""
 
     def fits(ref: SnapshotRef) -> bool:
-        is_due = ref.iter in branches or (every > 0 and ref.iter > 0 and ref.iter % every == 0)
+        is_due = ref.iter > 0 and place(ref.iter, stage.solver.snapshot, branches) == ref.iter
         return is_due and ref.parent == parent and (ref.skipped, ref.iter) <= (skipped, iter)
 
     own = [ref for ref in inventory.of(stage.name) if fits(ref) and not changed_fields(ref, stage)]
     return tuple(sorted(own, key=how_far, reverse=True))
-
-
-# -- what an evaluation depends on besides weights
-
-
-BESIDE = " + "  # between texts of several validation sets
-
-
-def tested_set(schedule: Schedule, stage: Stage) -> str:
-    """Which validation images the stage has, as far as someone has looked: texts of `image_sets.set_of`."""
-    return BESIDE.join(schedule.sets.get(val.path, "") for val in stage.data.val)
-
-
-def other_set(schedule: Schedule, stage: Stage, tested: str) -> bool:
-    """Whether the stage's validation images are known to be others than those that `tested` (`tested_set` of a result) is of."""
-    before, now = tested.split(BESIDE), tested_set(schedule, stage).split(BESIDE)
-    return any(same_set(*pair) is False for pair in zip(before, now, strict=False))
-
-
-def tested_on(stage: Stage, places: bool = False) -> str:
-    """Images and transform of a stage's evaluation, as text; '' without validation images. `places`: with where they are on this machine in
-    place of what is written, as results of older versions have it."""
-    images = [f"{val.path if places else val.source} {val.images}" for val in stage.data.val]
-    return f"{BESIDE.join(images)} {_seen_as(stage, places)}" if images else ""
-
-
-def _seen_as(stage: Stage, places: bool = False) -> str:
-    transform = stage.solver.test_transform
-    text = str(transform if places else replace(transform, mean_path=""))
-    for unset in (", crop_size_ramp=None", ", python=None", ", mean_file=None, mean_path=''"):
-        text = text.replace(unset, "")  # so that the results of a version that did not know the field still count
-    return text + "".join(f" {val.labels_digest}" for val in stage.data.val if val.labels_digest)
-
-
-def tested_alike(schedule: Schedule, stage: Stage, tested: str, images: str) -> bool:
-    """Whether a result (its `tested_on` and `tested_set`) is of the images and the transform that the stage has now. Images that are known
-    to be the same may have moved."""
-    if tested in (tested_on(stage), tested_on(stage, places=True)):
-        return not other_set(schedule, stage, images)
-    pairs = zip(images.split(BESIDE), tested_set(schedule, stage).split(BESIDE), strict=False)
-    same = all(same_set(*pair) for pair in pairs) and images.count(BESIDE) == len(stage.data.val) - 1
-    return same and tested.endswith(f" {stage.data.val[-1].images} {_seen_as(stage)}")

@@ -1,9 +1,11 @@
-"""How a stage's weights are updated, its images transformed and its replicas brought together, in a few words, and which of its settings are
-read. Pure."""
+"""What a stage does, in a few words: its update, images, replicas, network, what it takes over; and which of its settings are read. Pure."""
 
-import enum
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import NamedTuple
 
+from stagerun.base.errors import listing
 from stagerun.base.recipe import (
     LossType,
     MomentumForm,
@@ -16,10 +18,10 @@ from stagerun.base.recipe import (
     SyncMethod,
     SyncMomentum,
     SyncRule,
-    Transform,
 )
 from stagerun.base.text import apart, count
-from stagerun.language.values import layout
+from stagerun.base.wings import require_wing
+from stagerun.language.values import members, text
 from stagerun.schedule import (
     POLICIES,
     SOLVER_TYPES,
@@ -31,6 +33,8 @@ from stagerun.schedule import (
     synchronisations,
     warm_up_end,
 )
+
+# -- the update
 
 
 def loss(solver: Solver) -> str:
@@ -49,9 +53,7 @@ def loss(solver: Solver) -> str:
 def described(solver: Solver) -> str:
     """The type and those of its settings that matter, `delta` left out; then the average, if one is kept."""
     read = fields_read(solver)
-    parts = [solver.type]
-    parts += [f"momentum {solver.momentum:g}"] if "momentum" in read else []
-    parts += [f"{n} {getattr(solver, n):g}" for n in ("momentum2", "rms_decay") if n in read]
+    parts = [solver.type, *(f"{n} {getattr(solver, n):g}" for n in ("momentum", "momentum2", "rms_decay") if n in read)]
     if "momentum_form" in read and solver.momentum_form is MomentumForm.TORCH:
         parts.append("momentum_form TORCH")
     if "local_gw_ratio" in read:
@@ -66,47 +68,32 @@ def described(solver: Solver) -> str:
     return ", ".join(parts)
 
 
+@cache
+def _known() -> tuple[list[str], list[str]]:
+    """The fields that some policy reads, and those that some type reads."""
+    of_types = {name for kind in SOLVER_TYPES.values() for name in kind.reads} - {"adapt", "local_lr_auto"}
+    return sorted({name for kind in POLICIES for name in own_fields(kind)}), sorted(of_types)
+
+
 def unread(stage: Stage) -> list[tuple[str, str]]:
     """(field, why) of all that the stage doesn't read, written or not, as the end of `FIELD is not read`."""
-    solver = stage.solver
-    of_policies = {name for kind in POLICIES for name in own_fields(kind)}
-    found = [(n, f" by lr_policy {solver.lr_policy}") for n in sorted(of_policies - {*own_fields(solver.lr_policy)})]
-    of_types = {name for kind in SOLVER_TYPES.values() for name in kind.reads} - {"adapt", "local_lr_auto"}
-    for name in sorted(of_types - fields_read(solver)):
+    solver, read, own = stage.solver, fields_read(stage.solver), own_fields(stage.solver.lr_policy)
+    of_policies, of_types = _known()
+    found = [(name, f" by lr_policy {solver.lr_policy}") for name in of_policies if name not in own]
+    for name in (name for name in of_types if name not in read):
         without = " without local_lr_auto" if (name, solver.type) == ("local_gw_ratio", "SGD") else ""
         found.append((name, f" by type {solver.type}{without}"))
-    if "local_lr_passes" not in fields_read(solver):
-        found.append(("local_lr_passes", ": local_lr_auto is false"))
-    if not solver.warmup_iter:
-        found += [("warmup_start_lr", ": there is no warm-up"), ("decay_from", ": there is no warm-up")]
-    if not solver.weight_decay:
-        found.append(("regularization_type", ": weight_decay is 0"))
-    if solver.ema_decay is None:
-        found.append(("ema_interval", ": there is no ema_decay"))
-    if not solver.test_interval:
-        found.append(("test_iter", ": there is no test_interval, and the evaluation after a stage covers every image"))
-    if solver.on_nan is OnNan.STOP:
-        found.append(("max_nan", ": on_nan is STOP"))
-    return found
-
-
-# Fields whose changes are shown elsewhere: learning rate and length in the table, the images and what is carried on lines of
-# their own.
-_SHOWN = (
-    "base_lr", "lr_policy", "power", "gamma", "step", "lr_", "warmup", "decay_from", "policy_start", "end_lr", "knot", "plateau",
-    "average_loss", "max_", "transform_param", "test_", "carry", "compress_param", "sync_param", "loss", "early_stop",
-)  # fmt: skip
-
-
-def solver_changes(parent: Stage, stage: Stage) -> list[str]:
-    """`field old -> new` for each setting of the update that is not the parent's: weight_decay, type, batch_size, ..."""
-    found = []
-    for field, new in stage.identity.items():
-        name = field.removeprefix("solver.")
-        old = parent.identity.get(field)
-        if field.startswith("solver.") and not name.startswith(_SHOWN) and old not in (None, new):
-            found.append(f"{name} {old} -> {new}".replace('"', ""))
-    return found
+    everything = "there is no test_interval, and the evaluation after a stage covers every image"
+    conditions = (
+        ("local_lr_passes" in read, "local_lr_passes", "local_lr_auto is false"),
+        (solver.warmup_iter, "warmup_start_lr", "there is no warm-up"),
+        (solver.warmup_iter, "decay_from", "there is no warm-up"),
+        (solver.weight_decay, "regularization_type", "weight_decay is 0"),
+        (solver.ema_decay is not None, "ema_interval", "there is no ema_decay"),
+        (solver.test_interval, "test_iter", everything),
+        (solver.on_nan is not OnNan.STOP, "max_nan", "on_nan is STOP"),
+    )
+    return [*found, *((name, f": {why}") for is_read, name, why in conditions if not is_read)]
 
 
 # -- images
@@ -114,73 +101,49 @@ def solver_changes(parent: Stage, stage: Stage) -> list[str]:
 
 def augmentation(solver: Solver) -> str:
     """What is done to the images at random, in a few words."""
-    transform, parts = solver.transform, []
+    return ", ".join(_augmentation(solver)) or "none"
+
+
+def _augmentation(solver: Solver) -> Iterator[str]:
+    transform = solver.transform
     if transform.python:
-        parts.append(transform.python)
+        yield transform.python
     if transform.pad:
-        parts.append(f"pad {transform.pad}" + (" reflected" if transform.pad_mode is PadMode.REFLECT else ""))
+        yield f"pad {transform.pad}{' reflected' if transform.pad_mode is PadMode.REFLECT else ''}"
     if transform.mirror:
-        parts.append("mirror")
-    if transform.random_resize:
-        low, high = transform.random_resize.min_size, transform.random_resize.max_size
-        parts.append(f"resize {low}" if low == high else f"resize {low}-{high}")
-    if transform.random_aspect_ratio:
-        r = transform.random_aspect_ratio
-        parts.append(f"area {r.min_area_ratio:g}-{r.max_area_ratio:g}")
-    if transform.random_resized_crop:
-        c = transform.random_resized_crop
-        parts.append(f"area {c.min_area_ratio:g}-{c.max_area_ratio:g}")
+        yield "mirror"
+    if resize := transform.random_resize:
+        most = "" if resize.min_size == resize.max_size else f"-{resize.max_size}"
+        yield f"resize {resize.min_size}{most}"
+    if area := transform.random_aspect_ratio or transform.random_resized_crop:  # one of them at most
+        yield f"area {'-'.join(apart([area.min_area_ratio, area.max_area_ratio], 6))}"
     if transform.crop_size:
         ramp = transform.crop_size_ramp
-        parts.append(f"crop {ramp.start_size} -> {transform.crop_size}" if ramp else f"crop {transform.crop_size}")
-    if transform.rand_augment:
-        parts.append(f"RandAugment {transform.rand_augment.num_ops}x{transform.rand_augment.magnitude}")
+        yield f"crop {f'{ramp.start_size} -> ' if ramp else ''}{transform.crop_size}"
+    if augment := transform.rand_augment:
+        yield f"RandAugment {augment.num_ops}x{augment.magnitude}"
     if transform.trivial_augment:
-        parts.append("TrivialAugment")
-    if transform.cutout_size:
-        parts.append(f"cutout {transform.cutout_size}")
-    if solver.mixup_alpha:
-        parts.append(f"mixup {solver.mixup_alpha:g}")
-    if solver.cutmix_alpha:
-        parts.append(f"cutmix {solver.cutmix_alpha:g}")
-    if solver.label_smoothing:
-        parts.append(f"label smoothing {solver.label_smoothing:g}")
+        yield "TrivialAugment"
+    numbers = {
+        "cutout": transform.cutout_size,
+        "mixup": solver.mixup_alpha,
+        "cutmix": solver.cutmix_alpha,
+        "label smoothing": solver.label_smoothing,
+    }
+    yield from (f"{name} {value:g}" for name, value in numbers.items() if value)
     if solver.class_weight:
-        parts.append(f"class weights {min(solver.class_weight):g}-{max(solver.class_weight):g}")
-    return ", ".join(parts) or "none"
-
-
-def augmentation_changes(before: Transform, now: Transform) -> list[str]:
-    """`field old -> new` for each part of the transform that differs."""
-    pairs = ((m.name, getattr(before, m.attribute), getattr(now, m.attribute)) for m in layout(Transform))
-    return [f"{name} {' -> '.join(apart((old, new), 6, short))}" for name, old, new in pairs if old != new]
-
-
-def crop_size_ramp(solver: Solver) -> str:
-    """How large the images of the stage are while that changes; '' where it doesn't."""
-    ramp = solver.transform.crop_size_ramp
-    if ramp is None:
-        return ""
-    start, end = (f"{at:g}" for at in (ramp.start_epoch, ramp.end_epoch))
-    return f"images {ramp.start_size} -> {solver.transform.crop_size} pixels, epochs {start} to {end} of the stage"
+        yield f"class weights {'-'.join(apart([min(solver.class_weight), max(solver.class_weight)], 6))}"
 
 
 def short(value: object, digits: int) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, enum.Enum):
-        return str(value.value)
+    """A value of a transform, numbers with so many digits."""
     if isinstance(value, tuple):
-        return " ".join(f"{v:.{digits}g}" for v in value) or "none"
-    if isinstance(value, int | float):
+        return " ".join(short(v, digits) for v in value) or "none"
+    if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:.{digits}g}"
-    fields = getattr(value, "__dataclass_fields__", {})
-    inner = " ".join(f"{name}: {getattr(getattr(value, name), 'value', getattr(value, name))}" for name in fields)
-    return "{ " + inner + " }"
+    if is_dataclass(value):
+        return f"{{ {' '.join(f'{one.name}: {text(getattr(value, one.name))}' for one in fields(value))} }}"
+    return value if isinstance(value, str) else text(value)
 
 
 # -- where the learning rate is not one policy's: where a stage leaves its parent, and where its warm-up ends
@@ -189,15 +152,12 @@ def short(value: object, digits: int) -> str:
 JUMP = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Joint:
-    """Where the learning rate is not one policy's: `before` is the rate of the update before `iter`, `after` that of the
-    one at `iter`. `place` is the parent's name at iteration 0, and `warm-up` where a warm-up ends. Rates of `plateau` are those
-    before any drop."""
+class Joint(NamedTuple):
+    """Where the learning rate is not one policy's. Rates of `plateau` are those before any drop."""
 
-    place: str
+    place: str  # the parent's name at iteration 0, and `warm-up` where a warm-up ends
     iter: int
-    before: float
+    before: float  # the rate of the update before `iter`
     after: float
 
 
@@ -226,51 +186,104 @@ def jumps(schedule: Schedule, stage: Stage, joint: Joint) -> bool:
 
 # -- when replicas meet
 
-# So many of a stage's synchronisations are named.
-NAMED = 5
 
-
-def replicas(solver: Solver) -> str:
-    """`4, LOCAL, by QSR with alpha 0.2 every 4 or more iterations, from iteration 780: 312 synchronisations, every 26.3 iterations on
-    average: 784, 788, ...`; the average is that of QSR alone"""
-    sync = solver.sync
-    assert sync is not None and sync.period is not None
-    every = f"every {count(sync.period, 'iteration')}"
+def replicas(schedule: Schedule, stage: Stage) -> Iterator[str]:
+    """`4, LOCAL, by QSR with alpha 0.2 every 4 or more iterations, from iteration 780: 312 synchronisations, ...: 784, 788, ...`; of ASYNC who
+    pushes what, the boundaries, and what the bits hang on."""
+    solver, sync = stage.solver, stage.solver.sync
+    if sync is None:
+        return
+    if solver.asynchronous:
+        found = boundaries(solver, schedule.branch_points(stage.name))
+        yield (
+            f"replicas: {sync.replicas}, ASYNC: each pushes iterations of {count(solver.batch_size, 'image')}, at most "
+            f"{count(sync.max_staleness or 0, 'update')} behind"
+        )
+        yield f"all iterations before are applied, and none after has started, at {_first(found)}"
+        yield "the order of pushes isn't known beforehand, and bits hang on it: `run --replay OUT` trains in that of OUT again"
+        return
+    start, found = parting(solver), synchronisations(solver)
+    parts = [str(sync.replicas), sync.method.value, f"every {count(sync.period or 0, 'iteration')}"]
+    often = count(len(found), "synchronisation")
     if sync.rule is SyncRule.QSR:
-        every = f"by QSR with alpha {sync.alpha:g} every {sync.period} or more iterations"
-    parts = [str(sync.replicas), sync.method.value, every]
+        parts[2] = f"by QSR with alpha {sync.alpha:g} every {sync.period} or more iterations"
+        often += f", every {(solver.max_iter - start) / max(len(found), 1):.4g} iterations on average"
     parts += ["momentum averaged"] if sync.momentum is SyncMomentum.AVERAGE else []
     if sync.method is SyncMethod.DILOCO and sync.outer is not None:
         parts.append(f"outer {sync.outer.type} at {sync.outer.base_lr:g} with momentum {sync.outer.momentum:g}")
-    start, found = parting(solver), synchronisations(solver)
     parts += [f"from iteration {start}"] if start else []
-    mean = (solver.max_iter - start) / max(len(found), 1)
-    named = ", ".join(map(str, found[:NAMED])) + (", ..." if len(found) > NAMED else "")
-    mostly = f", every {mean:.4g} iterations on average" if sync.rule is SyncRule.QSR else ""
-    often = f"{count(len(found), 'synchronisation')}{mostly}: {named}"
-    return f"{', '.join(parts)}: {often}"
+    yield f"replicas: {', '.join(parts)}: {often}: {_first(found)}"
 
 
-def pushes(schedule: Schedule, stage: Stage) -> list[str]:
-    """The same of a stage with `ASYNC`, a line each: who pushes what; the boundaries; what the bits hang on."""
-    solver, sync = stage.solver, stage.solver.sync
-    assert sync is not None
-    found = boundaries(solver, schedule.branch_points(stage.name))
-    named = ", ".join(map(str, found[:NAMED])) + (", ..." if len(found) > NAMED else "")
-    return [
-        f"replicas: {sync.replicas}, ASYNC: each pushes iterations of {count(solver.batch_size, 'image')}, at most "
-        f"{count(sync.max_staleness or 0, 'update')} behind",
-        f"all iterations before are applied, and none after has started, at {named}",
-        "the order of pushes isn't known beforehand, and bits hang on it: `run --replay OUT` trains in that of OUT again",
-    ]
+def _first(iters: list[int] | tuple[int, ...]) -> str:
+    return ", ".join([*map(str, iters[:5]), *(["..."] if len(iters) > 5 else [])])
 
 
-def starts_between(schedule: Schedule, stage: Stage) -> str:
-    """What a stage starts from whose parent's replicas haven't met there; '' for any other."""
-    if stage.parent is None:
+# -- what is other than in the stage before
+
+# Fields whose changes are shown elsewhere: learning rate and length in the table, the images and what is carried on lines of
+# their own.
+_SHOWN = (
+    "base_lr", "lr_policy", "power", "gamma", "step", "lr_", "warmup", "decay_from", "policy_start", "end_lr", "knot", "plateau",
+    "average_loss", "max_", "transform_param", "test_", "carry", "compress_param", "sync_param", "loss", "early_stop",
+)  # fmt: skip
+
+
+def carried_changes(schedule: Schedule, stage: Stage) -> Iterator[str]:
+    """What a stage starts from whose parent's replicas haven't met there; the settings of the update and of the images that aren't the
+    parent's, `field old -> new`."""
+    assert stage.parent is not None
+    parent, at = schedule.stage(stage.parent), schedule.start_iter(stage)
+    old, met = parent.solver, synchronisations(parent.solver) if parent.solver.sync is not None else []
+    if old.sync is not None and not old.asynchronous and at > (start := parting(old)) and at not in met:
+        since = count(at - max((iter for iter in met if iter < at), default=start), "iteration")
+        yield f"starts from the average of {old.sync.replicas} replicas, {since} after they last met"
+    changes = []
+    for field, new in stage.identity.items():
+        name = field.removeprefix("solver.")
+        if parent.identity.get(field, new) != new and field.startswith("solver.") and not name.startswith(_SHOWN):
+            changes.append(f"{name} {parent.identity[field]} -> {new}".replace('"', ""))
+    if changes:
+        yield f"update: {', '.join(changes)}"
+    pairs = zip(members(old.transform, ""), members(stage.solver.transform, ""), strict=True)
+    moved = [(key[1:], *apart((before, now), 6, short)) for (key, before), (_, now) in pairs if before != now]
+    if moved:
+        yield f"augmentation: {', '.join(f'{name} {before} -> {now}' for name, before, now in moved)}"
+
+
+# -- the network; shapes are not known here
+
+
+def network_change(schedule: Schedule, stage: Stage) -> str:
+    """What is said of a stage whose network is not that of the stage it starts from; '' of others."""
+    if stage.parent is None or schedule.stage(stage.parent).model == stage.model:
         return ""
-    solver, at = schedule.stage(stage.parent).solver, schedule.start_iter(stage)
-    if solver.sync is None or solver.asynchronous or at <= parting(solver) or at in synchronisations(solver):
-        return ""
-    met = max((i for i in synchronisations(solver) if i < at), default=parting(solver))
-    return f"starts from the average of {solver.sync.replicas} replicas, {count(at - met, 'iteration')} after they last met"
+    before, now, where = schedule.stage(stage.parent).model, stage.model, f"stage `{stage.name}`"
+    text = f"{where} has other settings of `{now.name}` than `{stage.parent}`"
+    if before.name != now.name:
+        text = f"{where} trains `{now.name}`, and `{stage.parent}` trains `{before.name}`"
+        if before.num_classes != now.num_classes:
+            text += f", {now.num_classes} classes in place of {before.num_classes}"
+    elif before.num_classes != now.num_classes:
+        text = f"{where} has {now.num_classes} classes, and `{stage.parent}` has {before.num_classes}: its head is drawn anew"
+    return f"{text}; what fits by name and shape is taken over"
+
+
+def network_lines(schedule: Schedule, stage: Stage) -> Iterator[str]:
+    """What `plan` says of a stage's network and weights."""
+    model, solver = stage.model, stage.solver
+    if change := network_change(schedule, stage):
+        yield f"network: {change.removeprefix(f'stage `{stage.name}` ')}"
+    elif solver.model is not None:
+        yield f"network: {model.name}, {model.num_classes} classes"
+    if model.net is not None and (stage.parent is None or model != schedule.stage(stage.parent).model):
+        size = require_wing("caffe.table.size_text")(model)
+        yield f"net: {size}"
+    if solver.solverstate is not None:
+        where = f"at iteration {stage.begins}, " if stage.begins else ""
+        yield f"begins: {where}where {solver.solverstate} was written; `--weights` shows which tensors it gives"
+    elif (weights := solver.weights) is not None:
+        parts = [weights.file, *(f"but `{pattern}`" for pattern in weights.drop), *["what fits"] * (not weights.strict)]
+        yield f"weights: {', '.join(parts)}; `--weights` shows which tensors"
+    if solver.freeze:
+        yield f"frozen: {listing(solver.freeze, 'and')}"

@@ -1,19 +1,76 @@
-"""Plan + results so far -> for each ensemble, whether it can be evaluated or already was. Pure."""
+"""What an evaluation depends on; plan + results so far -> for each ensemble, whether it can be evaluated or already was. Pure."""
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from stagerun.base.events import EnsembleTested
-from stagerun.base.recipe import AVERAGE, AVERAGE_OF, Ensemble, Schedule, point
-from stagerun.base.snapshots import SnapshotRef
+from stagerun.base.recipe import AVERAGE, AVERAGE_OF, Ensemble, Schedule, Stage, point
+from stagerun.base.snapshots import SnapshotRef, same_set
 from stagerun.base.text import columns, count, listed
-from stagerun.language.values import NONE
-from stagerun.plan.counting import tested_alike, tested_on
+from stagerun.language.values import NONE, at_default, leaves
 from stagerun.plan.hours import EVALUATION_SHARE, Speed, Spent
-from stagerun.plan.plan import Plan
+from stagerun.plan.planned import Plan
+
+# -- what an evaluation depends on besides weights
+
+BESIDE = " + "  # between texts of several validation sets
+
+
+def tested_set(schedule: Schedule, stage: Stage) -> str:
+    """Which validation images the stage has, as far as someone has looked: texts of `image_sets.set_of`, with digests."""
+    return BESIDE.join(schedule.sets.get(val.path, "") for val in stage.data.val)
+
+
+def _same_sets(schedule: Schedule, stage: Stage, tested: str) -> list[bool | None]:
+    before, now = tested.split(BESIDE), tested_set(schedule, stage).split(BESIDE)
+    return [same_set(*pair) for pair in zip(before, now, strict=False)]
+
+
+def other_set(schedule: Schedule, stage: Stage, tested: str) -> bool:
+    """Whether the stage's validation images are known to be others than those that `tested` (`tested_set` of a result) is of."""
+    return False in _same_sets(schedule, stage, tested)
+
+
+def tested_on(stage: Stage) -> str:
+    """Images as they are written, and transform of a stage's evaluation; '' without validation images."""
+    return f"{_images(stage)} {_seen_as(stage)[0]}" if stage.data.val else ""
+
+
+def _images(stage: Stage) -> str:
+    return BESIDE.join(f"{val.source} {val.images}" for val in stage.data.val)
+
+
+def _seen_as(stage: Stage) -> tuple[str, str]:
+    """What of the transform isn't a default, so that results stay when the language gets another field, and digests of labels; then the same
+    as earlier versions wrote it."""
+    transform, of_training = stage.solver.test_transform, "solver.transform_param"  # a message of the same defaults
+    fields = leaves(transform, of_training)
+    said = [f"{key.removeprefix(f'{of_training}.')}: {text}" for key, text in fields if not at_default(key, text)]
+    before = str(replace(transform, mean_path=""))
+    for unset in (", crop_size_ramp=None", ", python=None", ", mean_file=None, mean_path=''"):
+        before = before.replace(unset, "")  # of versions that did not know the field
+    labels = [val.labels_digest for val in stage.data.val if val.labels_digest]
+    return " ".join(["{", *said, "}", *labels]), " ".join([before, *labels])
+
+
+def tested_alike(schedule: Schedule, stage: Stage, tested: str, images: str) -> bool:
+    """Whether a result (its `tested_on` and `tested_set`) is of the images and the transform that the stage has now. Images that are known
+    to be the same may have moved."""
+    if not stage.data.val:
+        return not tested
+    same = _same_sets(schedule, stage, images)
+    moved = all(same) and images.count(BESIDE) == len(stage.data.val) - 1
+    # Earlier versions wrote where the images are on the machine.
+    places = BESIDE.join(f"{val.path} {val.images}" for val in stage.data.val)
+    wheres = [f" {stage.data.val[-1].images}"] if moved else [_images(stage), places]
+    ends = tuple(f"{where} {seen}" for where in wheres for seen in _seen_as(stage))
+    return False not in same and (tested.endswith(ends) if moved else tested in ends)
+
+
+# -- ensembles
 
 
 class EnsembleState(enum.Enum):
@@ -23,8 +80,7 @@ class EnsembleState(enum.Enum):
     DONE = "done"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedEnsemble:
+class PlannedEnsemble(NamedTuple):
     """`members` are the snapshots that it is made from (READY, DONE). `result` is there if DONE."""
 
     ensemble: Ensemble
@@ -33,57 +89,57 @@ class PlannedEnsemble:
     why: str = ""
     result: EnsembleTested | None = None
 
+    @property
+    def is_left(self) -> bool:
+        return self.state in (EnsembleState.READY, EnsembleState.WAITING)
+
 
 def plan_ensembles(plan: Plan, results: Mapping[str, EnsembleTested]) -> tuple[PlannedEnsemble, ...]:
     """`results` by the ensemble's name; one that was made from something else than is there now does not count."""
-    by_name = {s.stage.name: s for s in plan.stages}
+    by_name = {s.name: s for s in plan.stages}
 
     def planned(ensemble: Ensemble) -> PlannedEnsemble:
-        stages = dict.fromkeys(name for name, _ in ensemble.points)
-        if off := [name for name in stages if not by_name[name].stage.enabled]:
+        if off := [name for name in dict.fromkeys(s for s, _ in ensemble.points) if not by_name[name].stage.enabled]:
             why = f"{listed(off)} {'is' if len(off) == 1 else 'are'} not enabled"
-            return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.OFF, why=why)
+            return PlannedEnsemble(ensemble, EnsembleState.OFF, why=why)
         found = [by_name[s].end if iter is None else plan.points.get((s, iter)) for s, iter in ensemble.points]
         if left := [member for member, ref in zip(ensemble.members, found, strict=True) if ref is None]:
-            return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.WAITING, why=f"for {listed(in_words(left))}")
+            return PlannedEnsemble(ensemble, EnsembleState.WAITING, why=f"for {listed(in_words(left))}")
         members = tuple(ref for ref in found if ref is not None)
-        result = results.get(ensemble.name)
-        why = ""
+        why, result = "", results.get(ensemble.name)
         if result is not None:
             now = made_from(plan.schedule, ensemble, members)
             if result.snapshots == now["snapshots"]:  # under the names that their stages have now
                 names = dict(zip(result.members, ensemble.members, strict=True))
                 result = replace(result, members=ensemble.members, best=names.get(result.best, result.best))
-            changed = [name for name, value in now.items() if getattr(result, name) != value and name != "tested_on"]
+            changed = [word for name, word in _OTHER.items() if getattr(result, name) != now[name]]
             first = plan.schedule.stage(ensemble.points[0][0])
             if not tested_alike(plan.schedule, first, result.tested_on, result.tested_set):
-                changed.append("tested_on")
+                changed.append("other images or another transform")
             if not changed:
-                return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.DONE, members=members, result=result)
-            why = f"evaluated with {listed([_WORDS[name] for name in changed])}"
-        return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.READY, members=members, why=why)
+                return PlannedEnsemble(ensemble, EnsembleState.DONE, members, result=result)
+            why = f"evaluated with {listed(changed)}"
+        return PlannedEnsemble(ensemble, EnsembleState.READY, members, why)
 
     return tuple(map(planned, plan.schedule.ensembles))
 
 
-_WORDS = {
-    "snapshots": "other weights",
+_OTHER = {
     "members": "other members",
+    "snapshots": "other weights",
     "rule": "another rule",
     "batch_norm_iter": "another batch_norm_iter",
     "shape": "another shape",
-    "tested_on": "other images or another transform",
 }
 
 
 def made_from(schedule: Schedule, ensemble: Ensemble, members: Sequence[SnapshotRef]) -> dict[str, Any]:
     """The fields of an EnsembleTested that say what it was made from, of one that is made now."""
-    averaged = ensemble.rule.averages
     return {
         "members": ensemble.members,
         "snapshots": tuple(ref.id for ref in members),
         "rule": ensemble.rule.value,
-        "batch_norm_iter": ensemble.batch_norm_iter if averaged else 0,
+        "batch_norm_iter": ensemble.batch_norm_iter if ensemble.averages else 0,
         "shape": ensemble.shape,
         # The members' transforms are the same: `check` sees to that.
         "tested_on": tested_on(schedule.stage(ensemble.points[0][0])),
@@ -96,8 +152,8 @@ def made_of(ref: SnapshotRef, tested: EnsembleTested) -> bool:
         AVERAGE_OF: " ".join(tested.snapshots),
         f"{AVERAGE}rule": tested.rule,
         f"{AVERAGE}shape": tested.shape or NONE,
+        f"{AVERAGE}batch_norm_iter": str(tested.batch_norm_iter),
     }
-    had[f"{AVERAGE}batch_norm_iter"] = str(tested.batch_norm_iter)
     return all(ref.identity.get(field) == text for field, text in had.items())
 
 
@@ -108,20 +164,18 @@ def ensembles_left(
     schedule: Schedule, ensembles: Sequence[PlannedEnsemble], speeds: Mapping[str, Speed]
 ) -> dict[str, Spent | None]:
     """For each ensemble that is still to be evaluated, by `ensemble NAME`; None where that is not known of a member."""
-    to_do = [e.ensemble for e in ensembles if e.state in (EnsembleState.READY, EnsembleState.WAITING)]
-    return {f"ensemble {e.name}": _left(schedule, e, speeds) for e in to_do}
+    return {f"ensemble {e.ensemble.name}": _left(schedule, e.ensemble, speeds) for e in ensembles if e.is_left}
 
 
 def _left(schedule: Schedule, ensemble: Ensemble, speeds: Mapping[str, Speed]) -> Spent | None:
     """As if each member were evaluated by itself, which is too much where making the images takes the time; those from before a stage's
     end are, besides."""
-    found = [(schedule.stage(name).solver, speeds.get(name)) for name, _ in ensemble.points]
-    # With averaged weights, `test` covers two evaluations.
-    tests = [speed.test / (1 if solver.ema_decay is None else 2) for solver, speed in found if speed is not None]
-    if len(tests) < len(found):
+    if not all(name in speeds for name, _ in ensemble.points):
         return None
+    # With averaged weights, `test` covers two evaluations.
+    tests = [speeds[n].test / (1 if schedule.stage(n).solver.ema_decay is None else 2) for n, _ in ensemble.points]
     alone = sum(test for test, (_, iter) in zip(tests, ensemble.points, strict=True) if iter is not None)
-    if ensemble.rule.averages:
+    if ensemble.averages:
         forward = ensemble.batch_norm_iter * speeds[ensemble.points[0][0]].iteration * EVALUATION_SHARE
         return Spent(tests=alone + forward + tests[0])
     return Spent(tests=sum(tests) + alone)
@@ -138,8 +192,7 @@ def ensembles_text(ensembles: Sequence[PlannedEnsemble]) -> str:
     for one in ensembles:
         members = ", ".join(in_words(one.ensemble.members))
         rows.append((one.ensemble.name, rule_in_words(one.ensemble), members, _state_in_words(one)))
-    waiting = EnsembleState.READY, EnsembleState.WAITING
-    costs = [f"  {e.ensemble.name}: {at_once(e.ensemble)}" for e in ensembles if e.state in waiting]
+    costs = [f"  {e.ensemble.name}: {_at_once(e.ensemble)}" for e in ensembles if e.is_left]
     return "\n".join([*columns(rows), *costs])
 
 
@@ -154,20 +207,20 @@ def in_words(members: Sequence[str]) -> list[str]:
     ['a', 'trunk@100..300 (3 snapshots)', 'trunk']
     """
     found: list[str] = []
-    for stage, points in groupby((point(member) for member in members), key=lambda place: place[0]):
-        places = list(points)
-        iters = [iter for _, iter in places if iter is not None]
-        many = len(iters) > 2 and iters == sorted(iters)
-        found += (
-            [f"{stage}@{iters[0]}..{iters[-1]} ({len(iters)} snapshots)"] if many else [f"{stage}@{i}" for i in iters]
-        )
-        found += [stage] * (len(places) > len(iters))
+    for stage, group in groupby(map(point, members), key=lambda place: place[0]):
+        places = [iter for _, iter in group]
+        iters = [iter for iter in places if iter is not None]
+        if len(iters) > 2 and iters == sorted(iters):
+            found.append(f"{stage}@{iters[0]}..{iters[-1]} ({len(iters)} snapshots)")
+        else:
+            found += [f"{stage}@{iter}" for iter in iters]
+        found += [stage] * (None in places)
     return found
 
 
-def at_once(ensemble: Ensemble) -> str:
+def _at_once(ensemble: Ensemble) -> str:
     """What an evaluation has in memory, in words."""
-    if ensemble.rule.averages:
+    if ensemble.averages:
         return (
             f"one network of averaged weights, its BatchNorm statistics taken anew over "
             f"{count(ensemble.batch_norm_iter, 'iteration')} of {ensemble.points[0][0]}'s images"
@@ -176,30 +229,25 @@ def at_once(ensemble: Ensemble) -> str:
 
 
 def _state_in_words(planned: PlannedEnsemble) -> str:
-    if planned.result is not None:
-        return f"done, top-1 {100 * planned.result.top1:.2f} % ({100 * planned.result.gain:+.2f} against {planned.result.best})"
-    if planned.state is EnsembleState.OFF:
-        return f"not evaluated: {planned.why}"
-    if planned.state is EnsembleState.WAITING:
-        return f"waiting {planned.why}"
-    return "ready" + (f": {planned.why}" if planned.why else "")
-
-
-_FIGURES = ("top1", "top5", "loss", "best", "gain", "gain_over_mean")
+    if (done := planned.result) is not None:
+        return f"done, top-1 {100 * done.top1:.2f} % ({100 * done.gain:+.2f} against {done.best})"
+    words = {EnsembleState.OFF: "not evaluated: ", EnsembleState.WAITING: "waiting "}
+    return words.get(planned.state, "ready: " if planned.why else "ready") + planned.why
 
 
 def ensembles_record(ensembles: Sequence[PlannedEnsemble]) -> list[dict[str, object]]:
     """For JSON; the fields of a result are None where there is none."""
+    figures = ("top1", "top5", "loss", "best", "gain", "gain_over_mean")
     return [
         {
             "name": e.ensemble.name,
             "rule": e.ensemble.rule.value,
             "members": list(e.ensemble.members),
-            "batch_norm_iter": e.ensemble.batch_norm_iter if e.ensemble.rule.averages else None,
+            "batch_norm_iter": e.ensemble.batch_norm_iter if e.ensemble.averages else None,
             **({"shape": e.ensemble.shape} if e.ensemble.shape else {}),
             "state": e.state.value,
             "why": e.why,
-            **{name: getattr(e.result, name, None) for name in _FIGURES},
+            **{name: getattr(e.result, name, None) for name in figures},
         }
         for e in ensembles
     ]

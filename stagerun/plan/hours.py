@@ -1,21 +1,22 @@
 """How long a schedule takes, stage by stage, from how fast each part of it goes. Pure: the speeds are measured elsewhere."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 
 from stagerun.base.errors import listing
 from stagerun.base.events import EnsembleTested, RunStarted, SnapshotWritten, StageFinished, StageStarted, Tested
-from stagerun.base.recipe import Schedule, Stage
+from stagerun.base.recipe import Model, Schedule, Stage
 from stagerun.base.text import between, columns, count, duration
-from stagerun.plan.plan import Plan, PlannedStage
-from stagerun.plan.rehearsal import cost_key
+from stagerun.language.code import digest
+from stagerun.language.values import net_digest, text
+from stagerun.plan.planned import Plan, PlannedStage
+from stagerun.schedule.image_size import at_largest
 
 # An evaluation's share of the time to train on as many images: backward through a layer takes two products of the size of the one
-# forward, for the gradients of its weights and of its input.
+# forward, for the gradients of its weights and of its input. As much is a teacher's forward pass, of a network like the stage's;
+# `rehearse` measures another one.
 EVALUATION_SHARE = 1 / 3
-# A teacher's forward pass, of a network like the stage's; `rehearse` measures another one.
-LESSON_SHARE = EVALUATION_SHARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,27 +45,18 @@ class Spent:
         return self.start + self.training + self.tests + self.snapshots
 
     def __add__(self, other: "Spent") -> "Spent":
-        return Spent(
-            start=self.start + other.start,
-            training=self.training + other.training,
-            tests=self.tests + other.tests,
-            snapshots=self.snapshots + other.snapshots,
-        )
+        return Spent(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Spent)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hours:
-    """How fast every stage goes, by name; for those that are not in `speeds` nothing was measured.
+    """How fast every stage goes."""
 
-    `source` says where that is from, as the end of `4 h left ...`. `opening`: seconds of each process life before its first
-    stage, the copying of images among them. `left_out` and `notes` are sentences.
-    """
-
-    source: str
-    speeds: Mapping[str, Speed]
-    opening: float = 0.0
-    left_out: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    source: str  # where that is from, as the end of `4 h left ...`
+    speeds: Mapping[str, Speed]  # by name, as far as they were measured
+    opening: float = 0.0  # seconds of each process life before its first stage, the copying of images among them
+    left_out: tuple[str, ...] = ()  # costs that are not known
+    notes: tuple[str, ...] = ()  # sentences
     unknown: str = "is of a kind that was not measured"  # the words for a stage that is not in `speeds`
 
 
@@ -99,13 +91,11 @@ def of_part(planned: PlannedStage, speed: Speed) -> Speed:
     return speed if planned.until is None else replace(speed, test=0.0, inner_test=0.0)
 
 
-def left(plan: Plan, hours: Hours) -> dict[str, Spent | None]:
-    """For each stage, or piece of one, with something to train, what is left of it; None where that is not known."""
-    return {
-        planned.label: stage_left(plan.schedule, planned, speed) if speed else None
-        for planned in plan.work
-        for speed in [hours.speeds.get(planned.stage.name)]
-    }
+def left(plan: Plan, hours: Hours, together: Mapping[str, Spent | None] | None = None) -> dict[str, Spent | None]:
+    """For each stage, or piece of one, with something to train, what is left of it, None where that is not known; then those `together`."""
+    work = ((planned, hours.speeds.get(planned.name)) for planned in plan.work)
+    found = {one.label: stage_left(plan.schedule, one, speed) if speed else None for one, speed in work}
+    return {**found, **(together or {})}
 
 
 def left_at(
@@ -114,129 +104,32 @@ def left_at(
     """Seconds that a run has left, by stage and ensemble: it has done `iter` updates of `stage`, at `pace` seconds each, and has `todo` to do in
     all, as the ones that it was told to do. What `plan` or `hours` don't know counts with that pace, under ''."""
     speeds = hours.speeds if hours is not None else {}
-    place = {one.name: number for number, one in enumerate(plan.schedule.stages)}
+    names = [one.name for one in plan.schedule.stages]
     found: dict[str, float] = {}
     if stage in speeds:
         now, speed = plan.schedule.stage(stage), replace(speeds[stage], iteration=pace)
         last = max(iter, now.solver.max_iter)
         found[stage] = spent(plan.schedule, now, speed, iter, last).total + speed.test + speed.written
         todo -= last - iter
+        later = {name for name in names[names.index(stage) + 1 :] if name in speeds}
         for planned in plan.work:
-            name = planned.stage.name
-            if place[name] > place[stage] and name in speeds and 0 < planned.iterations_left <= todo:
-                found[planned.label] = stage_left(plan.schedule, planned, speeds[name]).total
+            if planned.name in later and planned.iterations_left <= todo:
+                found[planned.label] = stage_left(plan.schedule, planned, speeds[planned.name]).total
                 todo -= planned.iterations_left
         if not todo:
             found |= {name: part.total for name, part in together.items() if part is not None}
     return found | ({"": todo * pace} if todo > 0 else {})
 
 
-def seconds_at(schedule: Schedule, hours: Hours, name: str, iter: int) -> float | None:
-    """Seconds from the seed to `iter` updates of a stage, along its path of ancestors and in one process life. The
-    ancestors' evaluations and snapshots are in it; None if the speed of one of them is not known.
-    """
-    stage = schedule.stage(name)
-    speed = hours.speeds.get(name)
-    if speed is None:
-        return None
-    before: float | None = hours.opening
-    if stage.parent is not None:
-        parent, end = schedule.stage(stage.parent), schedule.start_iter(stage)
-        before = seconds_at(schedule, hours, parent.name, end)
-        if before is not None and end == parent.solver.max_iter:
-            before += hours.speeds[parent.name].written + hours.speeds[parent.name].test
-    return None if before is None else before + speed.start + spent(schedule, stage, speed, 0, iter).total
-
-
-def at_images_per_second(
-    schedule: Schedule,
-    rate: float,
-    *,
-    blocked: float | None = None,
-    written: float | None = None,
-    start: float | None = None,
-    opening: float | None = None,
-) -> Hours:
-    """At so many images per second of the whole job, in training; the seconds as in `Speed` and `Hours`, None where they are
-    not known."""
-
-    def speed(stage: Stage) -> Speed:
-        whole, one = tested_images(stage)
-        return Speed(
-            iteration=with_lesson(schedule, stage) * stage.solver.batch_size / rate,
-            start=start or 0.0,
-            test=whole * EVALUATION_SHARE / rate,
-            inner_test=one * EVALUATION_SHARE / rate,
-            blocked=blocked or 0.0,
-            written=written or 0.0,
-        )
-
-    notes = []
-    if schedule.validation_sets:
-        notes.append("an evaluation is counted as a forward pass: a third of what training takes per image")
-    taught = [stage.name for stage in schedule.stages if schedule.teacher_model(stage) is not None]
-    notes += [_lessons(taught)] if taught else []
-    transforms = [s.solver.transform for s in schedule.stages]
-    if len({t.crop_size for t in transforms}) > 1 or any(t.crop_size_ramp for t in transforms):
-        notes.append("the speed is taken to be the same for images of all sizes")
-    return Hours(
-        source=f"at {rate:g} images/s",
-        speeds={stage.name: speed(stage) for stage in schedule.stages},
-        opening=opening or 0.0,
-        left_out=not_known(schedule, 0.0, blocked, start, opening),
-        notes=tuple(notes),
-    )
-
-
-def with_lesson(schedule: Schedule, stage: Stage) -> float:
-    """How many times as long an image takes as in a stage without a teacher."""
-    return 1 + LESSON_SHARE * (schedule.teacher_model(stage) is not None)
-
-
-def _lessons(stages: Sequence[str]) -> str:
-    return f"{listing(stages, 'and')}: a teacher's forward pass is counted as a third of what training takes per image"
-
-
-def not_known(
-    schedule: Schedule, test: float | None, blocked: float | None, start: float | None, opening: float | None
-) -> tuple[str, ...]:
-    """Name the costs that weren't measured: those that are None."""
-    found = []
-    if test is None and schedule.validation_sets:
-        found.append("evaluations")
-    if blocked is None:
-        found.append("snapshots")
-    if start is None:
-        found.append("the start of each stage")
-    if opening is None:
-        copying = f", with the copying of images to {schedule.data.scratch}" if schedule.data.scratch else ""
-        found.append(f"the start of the job{copying}")
-    return tuple(found)
-
-
-def tested_images(stage: Stage) -> tuple[int, int]:
-    """Images that the evaluation at the end of a stage goes through, and one inside it; twice as many where averaged weights
-    are evaluated beside the trained ones."""
-    solver = stage.solver
-    passes = 1 if solver.ema_decay is None else 2
-    most = None if solver.test_iter is None else solver.test_iter * solver.test_batch_size
-    whole = [source.images for source in stage.data.val]
-    one = [images if most is None else min(images, most) for images in whole]
-    return passes * sum(whole), passes * sum(one)
-
-
-# -- what the last run here says about the hours of what is left
+# -- how fast it goes: at a given speed, or as the last run did
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Means over the last process life of a run, in seconds as in `Speed` and `Hours`; None: it had nothing of the kind.
+    """Means over the last process life of a run, in seconds as in `Speed` and `Hours`; None: it had nothing of the kind."""
 
-    `test_image`: one image of an evaluation.
-    """
-
-    who: str  # how many workers, on what
-    test_image: float | None = None
+    who: str = ""  # how many workers, on what
+    test_image: float | None = None  # of an evaluation
     blocked: float | None = None
     written: float | None = None
     start: float | None = None
@@ -250,14 +143,11 @@ def measured(events: Sequence[tuple[float, object]]) -> Measured | None:
         return None
     tests = [e for _, e in events if isinstance(e, Tested)]
     written = [e for _, e in events if isinstance(e, SnapshotWritten)]
-    begins = [
-        (time, e) for time, e in events if isinstance(e, RunStarted | StageStarted | StageFinished | EnsembleTested)
-    ]
-    first: list[float] = []
-    starts: list[float] = []
-    for (before, one), (after, two) in pairwise(begins):
-        if isinstance(two, StageStarted) and not isinstance(one, StageStarted):
-            (first if isinstance(one, RunStarted) else starts).append(max(0.0, after - before))
+    steps = [(t, e) for t, e in events if isinstance(e, RunStarted | StageStarted | StageFinished | EnsembleTested)]
+    first, starts = list[float](), list[float]()  # from what ended before to a stage's start
+    for (time, before), (then, event) in pairwise(steps):
+        if isinstance(event, StageStarted) and not isinstance(before, StageStarted):
+            (first if before is run else starts).append(max(0.0, then - time))
     start = _mean(starts)
     images = sum(e.images for e in tests)
     return Measured(
@@ -274,44 +164,112 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
+def at_images_per_second(schedule: Schedule, rate: float, known: Measured = Measured()) -> Hours:
+    """At so many images per second of the whole job, in training of a stage without a teacher; evaluations go with it."""
+    notes = []
+    if schedule.validation_sets:
+        notes.append("an evaluation is counted as a forward pass: a third of what training takes per image")
+    notes += _lessons(schedule, [stage.name for stage in schedule.stages])
+    transforms = [stage.solver.transform for stage in schedule.stages]
+    if len({t.crop_size for t in transforms}) > 1 or any(t.crop_size_ramp for t in transforms):
+        notes.append("the speed is taken to be the same for images of all sizes")
+    known = replace(known, test_image=EVALUATION_SHARE / rate)
+    rates = {stage.name: rate / _lesson(schedule, stage) for stage in schedule.stages}
+    return _hours(schedule, f"at {rate:g} images/s", rates, known, notes)
+
+
 def hours_of_run(schedule: Schedule, run: Measured, images_per_second: Mapping[str, float]) -> Hours:
     """By how fast stages were trained (one at least): a stage that was not goes as those of its kind, or as the slowest."""
     kinds: dict[str, list[float]] = {}
-    for name, measured_rate in images_per_second.items():
-        kinds.setdefault(cost_key(schedule, schedule.stage(name)), []).append(measured_rate)
-    slowest = min(with_lesson(schedule, schedule.stage(name)) * found for name, found in images_per_second.items())
-    other = []
+    for name, rate in images_per_second.items():
+        kinds.setdefault(cost_key(schedule, schedule.stage(name)), []).append(rate)
+    slowest = min(_lesson(schedule, schedule.stage(name)) * rate for name, rate in images_per_second.items())
+    rates, other = dict(images_per_second), list[str]()
+    for stage in schedule.stages:
+        if stage.name not in rates:
+            alike = _mean(kinds.get(cost_key(schedule, stage), []))
+            rates[stage.name] = alike or slowest / _lesson(schedule, stage)
+            other += [] if alike else [stage.name]
+    unlike = f"{', '.join(other)}: of a kind that was not trained yet, taken to be as slow as the slowest stage so far"
+    notes = [*([unlike] if other else []), *_lessons(schedule, other)]
+    return _hours(schedule, f"{run.who}, as in the last run here", rates, run, notes)
 
-    def rate(stage: Stage) -> float:
-        if stage.name in images_per_second:
-            return images_per_second[stage.name]
-        alike = kinds.get(cost_key(schedule, stage))
-        if alike is None:
-            other.append(stage.name)
-            return slowest / with_lesson(schedule, stage)
-        return sum(alike) / len(alike)
+
+def _hours(schedule: Schedule, source: str, rates: Mapping[str, float], known: Measured, notes: Sequence[str]) -> Hours:
+    """`rates`: images per second of each stage."""
 
     def speed(stage: Stage) -> Speed:
-        whole, one = tested_images(stage)
+        solver, images = stage.solver, [source.images for source in stage.data.val]
+        most = None if solver.test_iter is None else solver.test_iter * solver.test_batch_size
+        # Averaged weights are evaluated beside the trained ones.
+        each = (known.test_image or 0.0) * (1 if solver.ema_decay is None else 2)
         return Speed(
-            iteration=stage.solver.batch_size / rate(stage),
-            start=run.start or 0.0,
-            test=whole * (run.test_image or 0.0),
-            inner_test=one * (run.test_image or 0.0),
-            blocked=run.blocked or 0.0,
-            written=run.written or 0.0,
+            iteration=solver.batch_size / rates[stage.name],
+            start=known.start or 0.0,
+            test=sum(images) * each,
+            inner_test=sum(images if most is None else (min(number, most) for number in images)) * each,
+            blocked=known.blocked or 0.0,
+            written=known.written or 0.0,
         )
 
-    speeds = {stage.name: speed(stage) for stage in schedule.stages}
-    unlike = f"{', '.join(other)}: of a kind that was not trained yet, taken to be as slow as the slowest stage so far"
-    taught = [name for name in other if schedule.teacher_model(schedule.stage(name)) is not None]
     return Hours(
-        source=f"{run.who}, as in the last run here",
-        speeds=speeds,
-        opening=run.opening or 0.0,
-        left_out=not_known(schedule, run.test_image, run.blocked, run.start, run.opening),
-        notes=(*([unlike] if other else []), *([_lessons(taught)] if taught else [])),
+        source=source,
+        speeds={stage.name: speed(stage) for stage in schedule.stages},
+        opening=known.opening or 0.0,
+        left_out=not_known(schedule, known),
+        notes=tuple(notes),
     )
+
+
+def _lesson(schedule: Schedule, stage: Stage) -> float:
+    """How many times as long an image takes as in a stage without a teacher."""
+    return 1 if schedule.teacher_model(stage) is None else 1 + EVALUATION_SHARE
+
+
+def _lessons(schedule: Schedule, names: Sequence[str]) -> list[str]:
+    taught = [name for name in names if schedule.teacher_model(schedule.stage(name)) is not None]
+    said = "a teacher's forward pass is counted as a third of what training takes per image"
+    return [f"{listing(taught, 'and')}: {said}"] if taught else []
+
+
+def not_known(schedule: Schedule, known: Measured) -> tuple[str, ...]:
+    """Name the costs that weren't measured."""
+    copying = f", with the copying of images to {schedule.data.scratch}" if schedule.data.scratch else ""
+    costs = {
+        "evaluations": known.test_image if schedule.validation_sets else 0.0,
+        "snapshots": known.blocked,
+        "the start of each stage": known.start,
+        f"the start of the job{copying}": known.opening,
+    }
+    return tuple(name for name, seconds in costs.items() if seconds is None)
+
+
+def cost_key(schedule: Schedule, stage: Stage) -> str:
+    """What the times of a stage depend on besides machine, workers and length, as text."""
+    solver, data = stage.solver, [stage.data.train, *stage.data.val]
+    parts = [
+        *_network(stage.model),
+        (solver.device_batch_size, solver.test_batch_size),
+        tuple(rule for rule in solver.param if rule.lr_mult == 0),  # what is frozen needs no gradient
+        (solver.type, solver.regularization_type, solver.local_lr_auto),
+        (solver.ema_decay is not None, solver.precision, solver.channels_last, solver.compile),
+        (solver.clip_gradients is not None, solver.mixup_alpha > 0, solver.cutmix_alpha > 0),
+        *(replace(at_largest(t), mean_value=(), std_value=()) for t in (solver.transform, solver.test_transform)),
+        (schedule.determinism, schedule.data.cache, schedule.data.loader_threads),
+        # What is measured of pushes is the time from one to the next.
+        (solver.sync, solver.compress, solver.freeze),
+    ]
+    if solver.loss is not None:
+        teacher = schedule.teacher_model(stage)
+        parts.append((solver.loss.type, solver.loss.function, *(_network(teacher) if teacher is not None else ())))
+    if data != [schedule.data.train, *schedule.data.val]:  # images of another size, perhaps
+        parts.append(tuple((source.source, source.images) for source in data))
+    return text(tuple(parts))
+
+
+def _network(model: Model) -> tuple[object, ...]:
+    net, code = model.net and net_digest(model.net), model.sources and digest(model.sources.files)
+    return model.name, model.num_classes, model.channels, model.blur_pool, net, code, code and model.args
 
 
 # -- as text and JSON
@@ -319,44 +277,43 @@ def hours_of_run(schedule: Schedule, run: Measured, images_per_second: Mapping[s
 
 def render_hours(plan: Plan, hours: Hours, together: Mapping[str, Spent | None] | None = None) -> str:
     """How long what is left takes, one line per stage, and per ensemble of `together`; '' if nothing is left."""
-    parts = {**left(plan, hours), **(together or {})}
-    known = [part for part in parts.values() if part is not None]
-    unknown = [name for name, part in parts.items() if part is None]
+    parts = left(plan, hours, together)
+    known = list(filter(None, parts.values()))
+    unknown = ", ".join(name for name, part in parts.items() if part is None)
+    missing = f"stage {unknown} {hours.unknown}"
     if not known:
-        return f"stage {', '.join(unknown)} {hours.unknown}" if unknown else ""
+        return missing if unknown else ""
     whole = sum(known, Spent(start=hours.opening))
-    some = f" without {', '.join(unknown)}" if unknown else ""
-    at_most = " at the most" if plan.least_left < plan.iterations_left else ""
-    lines = [f"about {duration(whole.total)} left{at_most}{some} {hours.source}", ""]
-    shown = [n for n in ("training", "tests", "snapshots", "start") if n == "training" or round(getattr(whole, n))]
     titles = {"training": "training", "tests": "evaluation", "snapshots": "snapshots", "start": "start"}
-    rows: list[Sequence[str]] = [("stage", "iterations", *(titles[n] for n in shown), "in all")]
+    shown = [name for name in titles if name == "training" or round(getattr(whole, name))]
+
+    def cells(part: Spent) -> list[str]:
+        return [duration(seconds) for seconds in (*(getattr(part, name) for name in shown), part.total)]
+
+    rows: list[Sequence[str]] = [("stage", "iterations", *(titles[name] for name in shown), "in all")]
     iterations = {p.label: between(p.least_left, p.iterations_left) for p in plan.work}
     if round(hours.opening):  # less is shown as `0 s`
-        rows.append(("(the job)", "", *("" for n in shown[:-1]), *[duration(hours.opening)] * 2))
+        rows.append(("(the job)", "", *("" for name in shown[:-1]), *[duration(hours.opening)] * 2))
     for name, part in parts.items():
-        times = ["?"] * (len(shown) + 1) if part is None else _times(part, shown)
-        rows.append((name, iterations.get(name, ""), *times))
-    rows.append(("total", between(plan.least_left, plan.iterations_left), *_times(whole, shown)))
-    lines += columns(rows)
-    lines += [f"stage {', '.join(unknown)} {hours.unknown}"] if unknown else []
+        rows.append((name, iterations.get(name, ""), *(["?"] * (len(shown) + 1) if part is None else cells(part))))
+    rows.append(("total", between(plan.least_left, plan.iterations_left), *cells(whole)))
+    at_most = " at the most" if plan.least_left < plan.iterations_left else ""
+    some = f" without {unknown}" if unknown else ""
+    lines = [f"about {duration(whole.total)} left{at_most}{some} {hours.source}", "", *columns(rows)]
+    lines += [missing] if unknown else []
     lines += [f"not counted: {', '.join(hours.left_out)}"] if hours.left_out else []
     return "\n".join([*lines, *hours.notes])
 
 
-def _times(part: Spent, shown: Sequence[str]) -> list[str]:
-    return [*(duration(getattr(part, name)) for name in shown), duration(part.total)]
-
-
 def hours_record(plan: Plan, hours: Hours, together: Mapping[str, Spent | None] | None = None) -> dict[str, object]:
     """The same for `--json`, in seconds; a stage that nothing is known about has none."""
-    parts = {**left(plan, hours), **(together or {})}
-    known = [part for part in parts.values() if part is not None]
+    parts = left(plan, hours, together)
+    whole = sum(filter(None, parts.values()), Spent(start=hours.opening if parts else 0.0))
     return {
         "source": hours.source,
         "stages": [{"stage": name, **(_record(part) if part else {})} for name, part in parts.items()],
         "opening": hours.opening,
-        "left": _record(sum(known, Spent(start=hours.opening if parts else 0.0))),
+        "left": _record(whole),
         **({"at_most": True} if plan.least_left < plan.iterations_left else {}),
         "not_counted": list(hours.left_out),
         "notes": list(hours.notes),

@@ -1,14 +1,14 @@
 """A Plan as values."""
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from stagerun.base.errors import Span
 from stagerun.base.recipe import Schedule, Stage, Weights
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.base.text import between, count
-from stagerun.plan.raised import length_before
 
 
 class State(enum.Enum):
@@ -20,8 +20,10 @@ class State(enum.Enum):
     NOT_CHOSEN = "not chosen"  # left out by --only or --until, and not done
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+TO_TRAIN = (State.FRESH, State.RESUME, State.STALE)
+
+
+class Change(NamedTuple):
     """A field whose value is not the one a snapshot was made with. `span` is where the new value is written, if anywhere."""
 
     field: str
@@ -36,50 +38,33 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStage:
-    """`iter`: updates done already. `position`: images of its own training set consumed before the stage along its path, but for those that
-    a rollback (`on_nan`) left out: of these `skipped` counts what lies before `iter`, along the path, too, and `skipped_before` what lies
-    before the stage. So iteration i, from `iter` on, begins at image position + i * batch_size + skipped. `at_most`: `position` may turn
-    out less, where `early_stop` ends a stage before.
+    """What to do about a stage: iteration i, from `iter` on, begins at image position + i * batch_size + skipped of its training set.
 
-    `start` is the snapshot that training goes on from: its own (RESUME), the one of its parent that it starts from (FRESH), or
-    None: the seed, or a snapshot that is yet to be made. `end` is the finished stage's snapshot (DONE), and `teacher` that of the stage
-    which teaches this one. A stage with a `solverstate` begins at the iteration of that, and `position` is as if it had come there from 0
-    with the images before: below 0, as a rule. With a teacher the identity of `stage` has its id, and with an
-    `average` those of the members, which are `averaged` where all are there; `start` is then the member named last.
-
-    A piece (`Plan.pieces`) is a stretch of a stage that is trained once more, FRESH or RESUME, up to the iteration `until`, for the sake of
-    a snapshot there; `children` are the stages that start from it, and ensembles made from it; `like` is the snapshot that shows in what
-    environment the stage was trained there before.
+    A piece (`Plan.pieces`) is a stretch that is trained once more, FRESH or RESUME, for the snapshot at `until`; `children` are the stages
+    and ensembles that start from it, and `like` shows in what environment the stage was trained there before.
     """
 
-    stage: Stage
+    stage: Stage  # with the ids of its teacher and of what it is averaged from in its identity
     state: State
-    iter: int
-    position: int
-    start: SnapshotRef | None = None
-    end: SnapshotRef | None = None
+    iter: int  # updates done already
+    position: int  # images consumed before the stage; below 0 as a rule after a `solverstate`, as if it had come from 0
+    start: SnapshotRef | None = None  # its own (RESUME), its parent's (FRESH); None: the seed, or yet to be made
+    end: SnapshotRef | None = None  # the stage's final one (DONE)
     why: str = ""
     changes: tuple[Change, ...] = ()
     again: bool = False  # trained again by --redo
     until: int | None = None
     children: tuple[str, ...] = ()
     like: SnapshotRef | None = None
-    at_most: bool = False
-    skipped: int = 0
-    skipped_before: int = 0
+    at_most: bool = False  # `position` may turn out less, where `early_stop` ends a stage before
+    skipped: int = 0  # images that rollbacks (`on_nan`) left out up to `iter`
+    skipped_before: int = 0  # likewise up to the start of the stage
     teacher: SnapshotRef | None = None
-    averaged: tuple[SnapshotRef, ...] = ()
+    averaged: tuple[SnapshotRef, ...] = ()  # the members of its `average`, if all are there
 
     @property
-    def comes_by_the_same(self) -> bool:
-        """Whether training the stage reproduces a snapshot of it that is gone."""
-        return self.state is not State.STALE and not self.again
-
-    @property
-    def comes_to_the_same_end(self) -> bool:
-        """Whether training the stage reproduces its final snapshot: not if its length has changed since."""
-        ref = self.start if self.state is State.RESUME else None
-        return self.comes_by_the_same and (ref is None or length_before(ref, self.stage) is None)
+    def name(self) -> str:
+        return self.stage.name
 
     @property
     def begins_at(self) -> int:
@@ -89,13 +74,13 @@ class PlannedStage:
     @property
     def label(self) -> str:
         """The stage's name; of a piece what it is trained for, `main@7638`."""
-        return label(self.stage.name, self.until)
+        return label(self.name, self.until)
 
     @property
     def id_stage(self) -> str:
         """The stage's name in the ids of its snapshots: the one that it started with."""
         own = self.like or (self.start if self.state is State.RESUME else None)
-        return own.begun_as if own is not None else self.stage.name
+        return own.begun_as if own is not None else self.name
 
     @property
     def last(self) -> int:
@@ -104,7 +89,7 @@ class PlannedStage:
 
     @property
     def length(self) -> tuple[int, int]:
-        """Iterations of the stage at the least and at the most: `early_stop` may end it, or has."""
+        """The iteration at which the stage ends, at the least and at the most: `early_stop` may end it, or has."""
         solver = self.stage.solver
         if solver.early_stop is None or self.until is not None:
             return self.last, self.last
@@ -114,12 +99,12 @@ class PlannedStage:
 
     @property
     def least_left(self) -> int:
-        return self.iterations_left - self.last + self.length[0] if self.iterations_left else 0
+        return self.length[0] - self.iter if self.state in TO_TRAIN else 0
 
     @property
     def iterations_left(self) -> int:
         """At the most."""
-        return self.last - self.iter if self.state in (State.FRESH, State.RESUME, State.STALE) else 0
+        return self.last - self.iter if self.state in TO_TRAIN else 0
 
 
 def iterations_text(least: int, most: int) -> str:
@@ -132,26 +117,33 @@ def needed(planned: PlannedStage) -> Weights | None:
     return planned.stage.solver.start if planned.state in (State.FRESH, State.STALE) else None
 
 
-def label(parent: str, iter: int | None) -> str:
+def label(stage: str, iter: int | None) -> str:
     """As `from` has it: `main`, `main@7638`."""
-    return parent if iter is None else f"{parent}@{iter}"
+    return stage if iter is None else f"{stage}@{iter}"
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A snapshot of `stage`, at `iter`, that is gone, from which stages came that count, and that is trained once more.
+def options(option: str, schedule: Schedule, stages: Iterable[Stage]) -> list[str]:
+    """`--redo a`, `--redo b`: one for each stage, or for a block all of whose stages are meant."""
+    names = {stage.name for stage in stages}
+    in_part = {stage.group for stage in schedule.stages if stage.enabled and stage.name not in names}
+    meant = dict.fromkeys(s.name if s.group in in_part else s.group or s.name for s in stages)
+    return [f"{option} {name}" for name in meant]
 
-    `end`: it is the stage's end. `children` came from there, and count. `named` are those of them that --redo names,
-    or that follow from such a one: of them the command says what becomes of them with other bits. `like` is a snapshot whose
-    environment the stage was in there, as far as what is left shows; None if nothing does.
-    """
+
+def points_averaged(schedule: Schedule, stage: Stage) -> tuple[tuple[str, int | None], ...]:
+    """The stages and iterations of them that the stage's start is averaged from; () for another stage."""
+    return schedule.ensemble(stage.average).points if stage.average is not None else ()
+
+
+class Lost(NamedTuple):
+    """A snapshot that is gone and is trained once more, and from which stages came that count."""
 
     stage: str
     iter: int
-    end: bool
+    end: bool  # it is the stage's end
     children: tuple[str, ...]
-    named: tuple[str, ...]
-    like: SnapshotRef | None
+    named: tuple[str, ...]  # children that --redo names, or that follow from such: it is said what becomes of them
+    like: SnapshotRef | None  # shows in which environment the stage was trained there
 
     @property
     def unasked(self) -> tuple[str, ...]:
@@ -161,16 +153,20 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`pieces` are in running order, each before the first stage that waits for it. `lost` is in that of the stages. `inventory` is
-    what the plan was made from, with each snapshot under the name that its stage has now. `points` has the snapshots before a stage's end
-    that ensembles are made from, as far as they are there, by stage and iteration."""
+    """`pieces` are in running order, each before the first stage that waits for it; `lost` in that of the stages. `inventory` is what the
+    plan was made from, with each snapshot under the name that its stage has now. `points` has the snapshots before a stage's end that
+    ensembles are made from, as far as they are there, by stage and iteration."""
 
     schedule: Schedule
     stages: tuple[PlannedStage, ...]
-    pieces: tuple[PlannedStage, ...] = ()
-    lost: tuple[Lost, ...] = ()
-    inventory: Inventory = field(default_factory=Inventory)
-    points: Mapping[tuple[str, int], SnapshotRef] = field(default_factory=dict)
+    pieces: tuple[PlannedStage, ...]
+    lost: tuple[Lost, ...]
+    inventory: Inventory
+    points: Mapping[tuple[str, int], SnapshotRef]
+
+    @property
+    def enabled(self) -> tuple[PlannedStage, ...]:
+        return tuple(s for s in self.stages if s.state is not State.DISABLED)
 
     @property
     def stale(self) -> tuple[PlannedStage, ...]:
@@ -184,7 +180,7 @@ class Plan:
             if not planned.iterations_left:
                 continue
             if planned.start is None and self.pieces:
-                path = {planned.stage.name, planned.stage.average, *self.ancestors(planned.stage)}
+                path = {planned.name, planned.stage.average, *self.ancestors(planned.stage)}
                 found += [p for p in self.pieces if p not in found and not path.isdisjoint(p.children)]
             found.append(planned)
         return (*found, *(piece for piece in self.pieces if piece not in found))
@@ -195,20 +191,19 @@ class Plan:
         return next((s for s in self.work if s.state is not State.STALE), None)
 
     @property
-    def left_out(self) -> tuple[PlannedStage, ...]:
-        """Stages that are not done and that this plan doesn't train: those not enabled, and those not chosen."""
-        return tuple(s for s in self.stages if s.state in (State.DISABLED, State.NOT_CHOSEN))
-
-    @property
     def unclaimed(self) -> tuple[str, ...]:
-        """Names that there are snapshots of, and no stage that they count for."""
-        known = {s.stage.name for s in self.stages}
-        return tuple(sorted({ref.stage for ref in self.inventory.snapshots if ref.stage not in known}))
+        """Names of stages that have snapshots, and are in this schedule no more."""
+        return tuple(sorted(self.inventory.by_stage.keys() - {s.name for s in self.stages}))
 
     @property
     def iterations(self) -> int:
         """Iterations of all stages that are enabled, at the most; of one with a `solverstate` those from its iteration on."""
-        return sum(s.length[1] - s.stage.begins for s in self.stages if s.state is not State.DISABLED)
+        return sum(s.length[1] - s.stage.begins for s in self.enabled)
+
+    @property
+    def least(self) -> int:
+        """`iterations`, where `early_stop` ends each stage as soon as it may."""
+        return sum(s.length[0] - s.stage.begins for s in self.enabled)
 
     @property
     def iterations_left(self) -> int:
@@ -216,13 +211,8 @@ class Plan:
         return sum(s.iterations_left for s in (*self.stages, *self.pieces))
 
     @property
-    def least(self) -> int:
-        """`iterations`, where `early_stop` ends each stage as soon as it may."""
-        return sum(s.length[0] - s.stage.begins for s in self.stages if s.state is not State.DISABLED)
-
-    @property
     def least_left(self) -> int:
-        """`iterations_left`, likewise."""
+        """`iterations_left`, where `early_stop` ends each stage as soon as it may."""
         return sum(s.least_left for s in (*self.stages, *self.pieces))
 
     @property
@@ -232,7 +222,7 @@ class Plan:
 
     def ancestors(self, stage: Stage) -> set[str]:
         found: set[str] = set()
-        while stage.parent is not None and stage.parent not in found:
+        while stage.parent is not None:
             found.add(stage.parent)
             stage = self.schedule.stage(stage.parent)
         return found

@@ -1,183 +1,115 @@
-"""A schedule cut down to a rehearsal: every stage, a handful of iterations, one device batch per worker. Pure."""
+"""What a rehearsal measured, and how fast the whole schedule then goes. Pure."""
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from stagerun.base.recipe import Data, Ensemble, Model, Sampling, Schedule, Source, Stage, SyncStart, Transform
-from stagerun.language.code import digest
-from stagerun.language.networks import known_of
-from stagerun.schedule.image_size import at_largest, largest_crop_size
-
-
-@dataclass(frozen=True, slots=True)
-class Synthetic:
-    """Images that would do for all stages. `encoded`: as JPEG, since a stage resizes; else raw, all of one size."""
-
-    height: int
-    width: int
-    channels: int
-    encoded: bool
-
-    def __str__(self) -> str:
-        return f"{self.height} x {self.width}, {'JPEG' if self.encoded else 'raw'}"
+from stagerun.base.recipe import Schedule, Solver, Stage
+from stagerun.plan.hours import Speed, cost_key, times
+from stagerun.plan.planned import Plan
+from stagerun.schedule.image_size import largest_crop_size
 
 
-# The side lengths of an average photograph of ImageNet, which has about 110 kB there.
-PHOTOGRAPH = (375, 500)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Seconds of one kind of stage (`cost_key`), on one worker among those of the rehearsal."""
+
+    key: str
+    stages: tuple[str, ...]  # in which it was measured
+    iterations: int  # that it is the mean of
+    device_batch_size: int
+    pass_seconds: float  # forward and backward of one device batch, waiting for its images included
+    update_seconds: float  # once per iteration: the rest of the reduction, the weight update
+    test_batch_size: int
+    test_seconds: float  # one batch of an evaluation; 0 without data.val
+    start_seconds: float  # of a stage: reading the snapshot, building the network, the first and slowest iteration
 
 
-def synthetic_images(schedule: Schedule) -> Synthetic:
-    """The shape of images to rehearse with where the real ones are not."""
-    transforms = [t for s in schedule.stages for t in (s.solver.transform, s.solver.test_transform)]
-    channels = schedule.model.channels
-    nets = [stage.model for stage in schedule.stages]
-    if any(t.random_aspect_ratio or t.random_resize or t.random_resized_crop for t in transforms):
-        most = max([largest_crop_size(t) or 0 for t in transforms] + [min(PHOTOGRAPH)])
-        height, width = (side * most // min(PHOTOGRAPH) for side in PHOTOGRAPH)
-        return Synthetic(height, width, channels, encoded=True)
-    side = max([*(largest_crop_size(t) or 0 for t in transforms), *(max(m.input_shape[1:], default=0) for m in nets)])
-    side = side or max(32, *(known_of(s.model).smallest for s in schedule.stages))
-    return Synthetic(side, side, channels, encoded=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What a rehearsal measured. Content of OUT/rehearsal.json."""
+
+    schedule: str
+    date: str  # YYYY-MM-DD HH:MM
+    host: str
+    device: str
+    torch: str
+    workers: int
+    local_workers: int  # on rank 0's node
+    threads: int
+    synthetic: str  # what images were made up; '' for real ones
+    costs: tuple[Cost, ...]
+    snapshot_bytes: int
+    snapshot_seconds: float  # until one is on disk
+    blocked_seconds: float  # that training stands still for one
+    memory_bytes: int  # of the largest worker, at its peak
+    gpu_memory_bytes: int
+    log_bytes: float  # per iteration
+    average_bytes: int = 0  # of the network of an ensemble that averages weights
 
 
-def rehearsal(
-    schedule: Schedule, iters: int, workers: int, device_batch: int | None, test_inside: bool = True
-) -> Schedule:
-    """Every stage with `iters` iterations, or all it has if those are fewer, of one device batch per worker; with replicas of the fewest that
-    give each worker and each replica as many. They part, and gradients are compressed, from the first iteration on.
-    Stages that start from inside another do so here, as near to its middle as possible.
+def speeds_of(schedule: Schedule, figures: Figures, workers: int) -> dict[str, Speed]:
+    """By name, how fast the stages go whose kind was rehearsed."""
+    costs = {cost.key: cost for cost in figures.costs}
+    found = ((stage, costs.get(cost_key(schedule, stage))) for stage in schedule.stages)
+    return {stage.name: _speed(stage, cost, figures, workers) for stage, cost in found if cost is not None}
 
-    Learning rates are scaled with the batch, so that a network that has hardly been trained stays finite. Images are read
-    where they are, not copied to scratch; where their size changes within a stage, they have the largest one. Only the last
-    weights of a stage are saved. With `test_inside` it is evaluated in its middle, too, on one batch per worker: what an
-    evaluation does for the first time is not what it costs.
-    """
 
-    def cut(stage: Stage) -> Stage:
-        solver = stage.solver
-        size = min(device_batch or solver.device_batch_size, solver.device_batch_size)
-        if solver.asynchronous:
-            batches = 1  # an iteration is one worker's
-        else:
-            batches = workers if solver.sync is None else math.lcm(workers, solver.sync.replicas)
-        share = size * batches / solver.batch_size
-        short = replace(
-            solver,
-            base_lr=solver.base_lr * share,
-            warmup_start_lr=solver.warmup_start_lr * share,
-            end_lr=solver.end_lr * share,
-            policy_start_iter=0,  # beyond the end of a policy that is so short now, there may be no rate
-            epoch_iter=None if solver.epoch_iter is None else solver.epoch_iter / share,
-            max_iter=min(iters, solver.max_iter),
-            batch_size=size * batches,
-            device_batch_size=size,
-            transform=at_largest(solver.transform),
-            sync=None if solver.sync is None else replace(solver.sync, start=SyncStart.STAGE_START),
-            compress=None if solver.compress is None else replace(solver.compress, start_iter=0),
-            display=0,
-            snapshot=0,
-            test_interval=max(1, min(iters, solver.max_iter) // 2) if stage.data.val and test_inside else 0,
-            test_iter=workers,
-            test_batch_size=min(solver.test_batch_size, device_batch or solver.test_batch_size),
-            solverstate=None,  # it may be beyond so short an end
-        )
-        above = schedule.stage(stage.parent).solver.max_iter if stage.parent is not None else 0
-        middle = min(iters, above) // 2
-        # One iteration has no middle: it is its end.
-        leaves = None if stage.parent_iter is None or not middle else min(stage.parent_iter, middle)
-        return replace(stage, solver=short, parent_iter=leaves)
-
-    short = schedule.with_data(lambda data: replace(data, scratch=None))
-    return replace(
-        short,
-        stages=tuple(cut(s) for s in short.stages),
-        ensembles=tuple(_ensemble_cut(e, schedule, iters) for e in schedule.ensembles),
-        keep_snapshots=1,
+def _speed(stage: Stage, cost: Cost, figures: Figures, workers: int) -> Speed:
+    solver = stage.solver
+    # Averaged weights are evaluated beside the trained ones.
+    batch = cost.test_seconds * solver.test_batch_size / cost.test_batch_size * (1 if solver.ema_decay is None else 2)
+    passes = [math.ceil(val.images / solver.test_batch_size) for val in stage.data.val]
+    whole = sum(math.ceil(number / workers) * batch for number in passes)
+    inside = sum(math.ceil(min(number, solver.test_iter or number) / workers) * batch for number in passes)
+    # A rehearsal with another device batch: as if time went with the images.
+    one_pass = cost.pass_seconds * solver.device_batch_size / cost.device_batch_size
+    iteration = passes_of(solver, workers) * one_pass + cost.update_seconds
+    if solver.asynchronous:  # what was measured is the time from one push to the next, of all who were there
+        iteration *= figures.workers / workers
+    return Speed(
+        iteration=iteration,
+        start=cost.start_seconds,
+        test=whole,
+        inner_test=min(inside, whole),
+        blocked=figures.blocked_seconds,
+        written=figures.snapshot_seconds,
     )
 
 
-def _ensemble_cut(ensemble: Ensemble, schedule: Schedule, iters: int) -> Ensemble:
-    """Snapshots from before a stage's end are from its middle now, one for all of them; one iteration has no middle: it is its end."""
-
-    def cut(stage: str, iter: int | None) -> str:
-        middle = min(iters, schedule.stage(stage).solver.max_iter) // 2
-        return stage if iter is None or not middle else f"{stage}@{min(iter, middle)}"
-
-    members = tuple(dict.fromkeys(cut(*point) for point in ensemble.points))
-    return replace(ensemble, members=members, batch_norm_iter=min(iters, ensemble.batch_norm_iter))
+def passes_of(solver: Solver, workers: int) -> int:
+    """Forward passes of the busiest worker per iteration; one worker computes all of a push."""
+    return solver.logical_workers if solver.asynchronous else math.ceil(solver.logical_workers / workers)
 
 
-def with_sources(schedule: Schedule, train: tuple[str, int], val: tuple[str, int]) -> Schedule:
-    """The schedule with (folder, number of records) in place of its own images; `val` only where it has some. Every image then comes
-    equally often: a few hundred need not have an image of each class."""
-
-    def source(old: Source, place: tuple[str, int]) -> Source:
-        made = replace(old, source=place[0], path=place[0], images=place[1])
-        return replace(made, labels=None, labels_path=None, labels_digest=None)
-
-    def elsewhere(data: Data) -> Data:
-        return replace(data, train=source(data.train, train), val=tuple(source(one, val) for one in data.val))
-
-    moved = schedule.with_data(elsewhere)
-    stages = (replace(s, solver=replace(s.solver, sampling=Sampling.UNIFORM)) for s in moved.stages)
-    return replace(moved, stages=tuple(stages))
+def doubts(plan: Plan, figures: Figures) -> Iterator[str]:
+    """What makes the estimate a rough one, one sentence each."""
+    batches = {s.name: s.stage.solver.device_batch_size for s in plan.stages}
+    other = [c for c in figures.costs for s in c.stages if batches.get(s) != c.device_batch_size]
+    if other:
+        batch = f"the device batch was {other[0].device_batch_size}"
+        yield f"{batch}: time is taken to go with the images, and memory is that of the smaller one"
+    growing = [s.stage for s in plan.stages if s.iterations_left and s.stage.solver.transform.crop_size_ramp]
+    if growing:
+        stages = ", ".join(f"`{s.name}` ({largest_crop_size(s.solver.transform)} pixels)" for s in growing)
+        yield f"timed at their largest images, and faster where they are smaller: {stages}"
 
 
-def cost_key(schedule: Schedule, stage: Stage) -> str:
-    """What the times of a stage depend on besides machine, workers and length, as text."""
-    model, solver = stage.model, stage.solver
-
-    def shape(transform: Transform) -> tuple[object, ...]:
-        return (
-            transform.pad,
-            transform.mirror,
-            largest_crop_size(transform),
-            transform.random_aspect_ratio,
-            transform.random_resize,
-            transform.random_resized_crop,
-            transform.channel_order,
-            transform.cutout_size,
-            transform.python,
-            transform.color_jitter,
-            transform.rand_augment,
-            transform.trivial_augment,
-            transform.rectangular,
-        )
-
-    parts = (
-        *_network_key(model),
-        solver.device_batch_size,
-        solver.test_batch_size,
-        tuple(rule for rule in solver.param if rule.lr_mult == 0),  # what is frozen needs no gradient
-        solver.type,
-        solver.regularization_type,
-        solver.local_lr_auto,
-        solver.ema_decay is not None,
-        solver.precision.value,
-        solver.channels_last,
-        solver.compile,
-        solver.clip_gradients is not None,
-        (solver.mixup_alpha > 0, solver.cutmix_alpha > 0),
-        shape(solver.transform),
-        shape(solver.test_transform),
-        schedule.determinism.value,
-        (schedule.data.cache.value, schedule.data.loader_threads),
-    )
-    # What is measured of pushes is the time from one to the next. Figures of other stages are older than they.
-    how: list[object] = [part for part in (solver.sync, solver.compress, solver.freeze) if part]
-    if solver.loss is not None:
-        teacher = schedule.teacher_model(stage)
-        taught = _network_key(teacher) if teacher is not None else None
-        how.append((solver.loss.type.value, taught, solver.loss.function))
-    if (stage.data.train, stage.data.val) != (
-        schedule.data.train,
-        schedule.data.val,
-    ):  # images of another size, perhaps
-        how.append([source.path for source in (stage.data.train, *stage.data.val)])
-    return " ".join(map(str, (*parts, *how)))
+# -- what it keeps on disk
 
 
-def _network_key(model: Model) -> tuple[object, ...]:
-    shape = (model.name, model.num_classes, model.channels, model.blur_pool)
-    net = (digest([("net", model.net)]),) if model.net is not None else ()
-    return (shape, *net, *((model.args, digest(model.sources.files)) if model.sources is not None else ()))
+def snapshots_on_disk(schedule: Schedule) -> int:
+    """Most snapshots there are at one time: of each stage the newest, those that others start from and its end, and one that is being
+    written."""
+
+    most = 1
+    for stage in (stage for stage in schedule.stages if stage.enabled):
+        due = times(0, stage.solver.max_iter, stage.solver.snapshot)
+        most += min(schedule.keep_snapshots, 1 + due) + len(schedule.branch_points(stage.name)) + 1
+    return most
+
+
+def averages_on_disk(schedule: Schedule) -> int:
+    """The networks in OUT/averages: of each ensemble that makes one of its members' weights, and whose members are all trained."""
+    off = {stage.name for stage in schedule.stages if not stage.enabled}
+    return sum(e.averages and off.isdisjoint(stage for stage, _ in e.points) for e in schedule.ensembles)

@@ -1,12 +1,12 @@
 """Iteration -> Knobs: the one function that plan, plot and the training loop call. Pure, stdlib only.
 
-A learning-rate policy is a frozen class and a row of the table in `policies` (Caffe's) or `shapes` (ours), which says how to add one.
+A learning-rate policy is a function and a row of a table in `policies`, which says how to add one.
 """
 
+from stagerun.schedule.policies import POLICIES
 from stagerun.schedule.rates import (
-    POLICIES,
     SOLVER_TYPES,
-    KnobsAt,
+    Knobs,
     fields_read,
     learning_rate,
     make_knobs,
@@ -18,17 +18,6 @@ from stagerun.schedule.rates import (
 from stagerun.schedule.sync import boundaries, parting, synchronisations
 
 __all__ = [
-    "POLICIES",
-    "SOLVER_TYPES",
-    "KnobsAt",
-    "boundaries",
-    "fields_read",
-    "learning_rate",
-    "make_knobs",
-    "own_fields",
-    "parting",
-    "policy_fields",
-    "slots_of",
-    "synchronisations",
-    "warm_up_end",
-]
+    "POLICIES", "SOLVER_TYPES", "Knobs", "boundaries", "fields_read", "learning_rate", "make_knobs", "own_fields", "parting", "policy_fields",
+    "slots_of", "synchronisations", "warm_up_end",
+]  # fmt: skip

@@ -10,10 +10,9 @@ step behind the last snapshot, so that each one counts. A new shape is a row of 
 from collections.abc import Sequence
 from itertools import pairwise
 
-from stagerun.schedule.policies import Formula
-from stagerun.schedule.shapes import Cosine, Linear, OneMinusSqrt
+from stagerun.schedule.policies import cosine, linear, one_minus_sqrt
 
-DECAYS: dict[str, type[Formula]] = {"linear": Linear, "cosine": Cosine, "one_minus_sqrt": OneMinusSqrt}
+DECAYS = {"linear": linear, "cosine": cosine, "one_minus_sqrt": one_minus_sqrt}
 
 
 def weights(shape: str | None, iters: Sequence[int]) -> tuple[float, ...]:
@@ -31,6 +30,6 @@ def weights(shape: str | None, iters: Sequence[int]) -> tuple[float, ...]:
         return (1 / n,) * n
     # Multiplied by n - 1, all places are whole numbers.
     places = [(iter - iters[0]) * (n - 1) for iter in iters]
-    decay = DECAYS[shape](base_lr=1.0, end_lr=0.0, max_iter=(iters[-1] - iters[0]) * n)  # type: ignore[call-arg]
-    rates = [*(decay(place) for place in places), 0.0]
+    length = (iters[-1] - iters[0]) * n
+    rates = [*(DECAYS[shape](place, base_lr=1.0, end_lr=0.0, max_iter=length) for place in places), 0.0]
     return tuple(a - b for a, b in pairwise(rates))

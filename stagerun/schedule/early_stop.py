@@ -8,8 +8,7 @@ from stagerun.base.recipe import EarlyStop, Metric
 
 @dataclass(frozen=True, slots=True)
 class BestSoFar:
-    """`best` is what the evaluation after `at` updates came to, the best so far, and `tested` the updates before the newest one. `ended`:
-    the stage ends there."""
+    """`best`: the best evaluation so far, after `at` updates; `tested`: the updates before the newest one. `ended`: the stage ends there."""
 
     best: float | None = None
     at: int = 0
@@ -21,7 +20,7 @@ NOTHING_YET = BestSoFar()
 
 
 def follow(before: BestSoFar, how: EarlyStop, iter: int, value: float) -> BestSoFar:
-    """After the evaluation of iteration `iter`. What is not a finite number is not better than anything.
+    """After the evaluation of iteration `iter`. A value that is not finite is never better.
 
     >>> how, found = EarlyStop(metric=Metric.TOP1, patience_iter=20, min_delta=0.5), NOTHING_YET
     >>> for iter, top1 in enumerate([70.0, 71.0, 71.4, 71.5, 71.2], start=1):

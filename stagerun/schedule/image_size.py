@@ -7,12 +7,8 @@ from stagerun.base.recipe import CropSizeRamp, Solver, Transform
 
 
 def crop_size(solver: Solver, iter: int) -> int | None:
-    """Side, in pixels, of every training image of the update from `iter` to `iter + 1`; None where images stay as large as
-    they are.
-
-    With a ramp it follows `ramped` over whole epochs of the stage: all images of an update have one size, and it changes with the
-    first update that begins in the next epoch.
-    """
+    """Side, in pixels, of all training images of the update from `iter` to `iter + 1`; None where images stay as large as they are. With a
+    ramp it changes with the first update that begins in the next epoch of the stage."""
     ramp, last = solver.transform.crop_size_ramp, solver.transform.crop_size
     if ramp is None or last is None:
         return last
@@ -41,8 +37,7 @@ def ramped(ramp: CropSizeRamp, last: int, epoch: int) -> int:
 
 
 def largest_crop_size(transform: Transform) -> int | None:
-    """The largest side that any of its images may have: what a rehearsal measures, and what is looked for in the data before a
-    run."""
+    """The largest side that any of its images may have."""
     ramp, last = transform.crop_size_ramp, transform.crop_size
     return last if ramp is None or last is None else max(ramp.start_size, last)
 

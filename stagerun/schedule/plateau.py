@@ -1,49 +1,21 @@
-"""The policy `plateau`: a learning rate that drops when the loss no longer falls. Values and a step; pure, stdlib only.
+"""When the policy `plateau` drops the learning rate: where the loss no longer falls. Values and a step; pure, stdlib only.
 
-Intel Caffe's (`sgd_solver.cpp` and `solver.cpp` of sara-nl/caffe, 610a2fa9), in the order of a single process: the loss of an
-iteration is known before its rate is taken. The one difference: the mean over average_loss iterations is taken anew each time
-and not kept as a running sum, so that it has no history of roundings.
+Intel Caffe's (`sgd_solver.cpp` and `solver.cpp` of sara-nl/caffe, 610a2fa9), in the order of a single process: the loss of an iteration is
+known before its rate is taken. But the mean over average_loss iterations is no running sum, so that it has no history of roundings.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from stagerun.base.recipe import Solver
-from stagerun.schedule.policies import Formula
-
-
-@dataclass(frozen=True, slots=True)
-class Plateau(Formula):
-    """base_lr * gamma ^ drops
-
-    As a function of the iteration alone, what plan knows: the rate before any drop.
-
-    >>> Plateau(1.0, 0.5, (10,), 1)(100), Plateau(1.0, 0.5, (10,), 1).after(1)
-    (1.0, 0.5)
-    """
-
-    suspect = "gamma"
-    factor = True
-
-    base_lr: float
-    gamma: float
-    plateau_winsize: tuple[int, ...]
-    average_loss: int
-
-    def __call__(self, iter: int) -> float:
-        return self.base_lr
-
-    def after(self, drops: int) -> float:
-        return self.base_lr * math.pow(self.gamma, drops)
 
 
 @dataclass(frozen=True, slots=True)
 class PlateauState:
-    """What `plateau` remembers between iterations: a part of every snapshot.
+    """What `plateau` remembers between iterations: a part of every snapshot. In Caffe: current_step, minimum_loss, iter_last_event.
 
-    `drops`: Caffe's current_step. `lowest`: the lowest mean so far (minimum_loss), None before there is one. `since`: the
-    iteration of the last new lowest, or of the last drop (iter_last_event). `losses`: of the last iterations, average_loss at
-    most, the newest last.
+    `lowest`: the lowest mean so far. `since`: the iteration of the last new lowest, or of the last drop. `losses`: of the last
+    iterations, average_loss at most, the newest last.
     """
 
     drops: int = 0
@@ -69,13 +41,12 @@ def follow(before: PlateauState, solver: Solver, iter: int, loss: float) -> Plat
     >>> drops
     [0, 0, 0, 1, 1]
     """
-    after = replace(before, losses=(*before.losses, loss)[-solver.average_loss :])
-    if iter + solver.policy_start_iter < solver.warmup_iter:
-        return after
-    mean = math.fsum(after.losses) / len(after.losses)
-    if after.lowest is None or mean < after.lowest:
-        after = replace(after, lowest=mean, since=iter)
-    windows = solver.plateau_winsize
-    if after.drops < len(windows) and iter >= after.since + windows[after.drops]:
-        after = replace(after, drops=after.drops + 1, since=iter)
-    return after
+    drops, lowest, since = before.drops, before.lowest, before.since
+    losses = (*before.losses, loss)[-solver.average_loss :]
+    if iter + solver.policy_start_iter >= solver.warmup_iter:
+        mean = math.fsum(losses) / len(losses)
+        if lowest is None or mean < lowest:
+            lowest, since = mean, iter
+        if drops < len(solver.plateau_winsize) and iter >= since + solver.plateau_winsize[drops]:
+            drops, since = drops + 1, iter
+    return PlateauState(drops, lowest, since, losses)

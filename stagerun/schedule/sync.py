@@ -20,11 +20,8 @@ def parting(solver: Solver) -> int:
 
 @lru_cache(maxsize=64)
 def synchronisations(solver: Solver) -> tuple[int, ...]:
-    """After how many updates of the stage the replicas are averaged: growing, the last at its end. Nothing for a stage without, or with
-    `ASYNC`.
-
-    Stages that branch off are not among them: a stage's bits don't hang on those that start from it.
-    """
+    """After how many updates of the stage the replicas are averaged: growing, the last at its end; () without replicas and with `ASYNC`.
+    Stages that branch off are not among them: a stage's bits don't hang on those that start from it."""
     sync = solver.sync
     if sync is None or solver.asynchronous:
         return ()

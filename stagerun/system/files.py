@@ -9,8 +9,6 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import psutil
-
 from stagerun.base.errors import PermissionDenied, StorageError
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -230,6 +228,8 @@ def mounted(path: Path, mounts: Iterable[tuple[str, str]] | None = None) -> str:
     """The kind of file system that `path` is, or would be made, on; '' where that can't be known. `mounts`: by place, in the order in which they
     were made."""
     if mounts is None:
+        import psutil  # as in `system.host`
+
         try:
             mounts = [(one.mountpoint, one.fstype) for one in psutil.disk_partitions(all=True)]
         except OSError:  # no Linux, or a box that hides it

@@ -10,8 +10,6 @@ import resource
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import psutil
-
 # Where version 1 mounts the controller of processor time: alone, or with the one that counts it.
 _CPU_MOUNTS = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
 # The files of memory, by the version of control groups: limit, use, and the entry of memory.stat that counts pages the kernel gives
@@ -48,6 +46,8 @@ def open_files(wanted: int = 0) -> float:
 def available_memory(root: Path = _ROOT) -> int:
     """Bytes that this process may take without swapping and without being killed: the least that the machine, its control
     group, and every group above leave free."""
+    import psutil  # 15 ms, for which no command on a login node waits
+
     left = (_memory_left(version, folder) for version, folder in groups(root, "memory"))
     return max(0, min([psutil.virtual_memory().available, *(found for found in left if found is not None)]))
 
@@ -55,6 +55,8 @@ def available_memory(root: Path = _ROOT) -> int:
 def whole_memory(root: Path = _ROOT) -> int:
     """Bytes that this process and its like may have in all, free or not: the machine's, or the least that its control group, and
     every group above, allow."""
+    import psutil
+
     limits = (_number(folder / _MEMORY[version][0]) for version, folder in groups(root, "memory"))
     return min([psutil.virtual_memory().total, *(limit for limit in limits if limit is not None)])
 

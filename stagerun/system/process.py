@@ -7,26 +7,32 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
+from typing import TYPE_CHECKING
 
 from stagerun.system.host import host_name
+
+if TYPE_CHECKING:
+    import psutil
 
 _PR_SET_PDEATHSIG = 1
 # As `python -m`, but without the current folder in sys.path, which it would put first there.
 _RUN = "import runpy, sys; del sys.path[:sys.path[:1] == ['']]; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
 
 
-def lives(process: psutil.Process) -> bool:
+def lives(process: "psutil.Process") -> bool:
     """Not a zombie either: all that it held is given up, once its last thread has ended. A killed process is one as soon as its first thread
     has ended, while another may still write to a disk."""
+    import psutil  # as in `system.host`
+
     with suppress(psutil.Error):
         return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
     return False
 
 
-def living(pid: int) -> psutil.Process | None:
+def living(pid: int) -> "psutil.Process | None":
     """Return the process of this number, if it lives."""
+    import psutil
+
     with suppress(psutil.Error, ValueError):
         found = psutil.Process(pid)
         return found if lives(found) else None

@@ -1,25 +1,23 @@
 """JSON that comes from outside, read as dataclasses: msgspec checks each value against the type of its field.
 
-An int is a count, from 0 to what 64 bits hold; Signed may be below 0. A float is a finite number, at most LARGEST in size.
+An int is a count, from 0 to what 64 bits hold. A float is a finite number, at most LARGEST in size.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, TypeVar
-
-import msgspec
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 MAX_INTEGER = 2**63 - 1
 LARGEST = 1e100  # sums and products of a few such numbers are finite
 
-Signed = Annotated[int, msgspec.Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
-
 
 def json_line(value: object) -> bytes:
     """A line of JSON, of values and dataclasses; what was no UTF-8 in a path stays so."""
+    import msgspec  # which a command that reads none doesn't wait for
+
     return json.dumps(value, default=msgspec.to_builtins).encode() + b"\n"
 
 
@@ -50,6 +48,8 @@ def _no_number(word: str) -> object:
 def read_as(kind: type[T], value: object) -> T:
     """The dataclass `kind` from a JSON object, or a plain value. Names that it doesn't know are passed over: a newer version's. ValueError with
     the name of a field that is missing and has no default, or is of another type."""
+    import msgspec
+
     found = msgspec.convert(value, kind)
     _check(found, "")
     return found
@@ -63,8 +63,7 @@ def _check(value: object, name: str) -> None:
         raise ValueError(f"{name} is not a finite number up to {LARGEST:g}")
     if is_dataclass(value):
         for field in fields(value):
-            if field.type is not Signed:
-                _check(getattr(value, field.name), field.name)
+            _check(getattr(value, field.name), field.name)
     elif isinstance(value, Mapping):
         _check(tuple(value.values()), name)
     elif isinstance(value, list | tuple):

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from stagerun.base.errors import UsageError
+from stagerun.base.text import listed
 from stagerun.base.wings import wing
 from stagerun.command.ending import over_live_line, stopped_after
 from stagerun.command.options import command
@@ -53,7 +54,7 @@ def _refuse_with_parallel(options: RunOptions, others: bool) -> None:
     }  # fmt: skip
     if names := [name for name, given in wrong.items() if given]:
         raise UsageError(
-            f"--parallel with {' and '.join(names)}: stages side by side have one worker each, on this machine",
+            f"--parallel with {listed(names)}: stages side by side have one worker each, on this machine",
             "leave one of them out",
         )
     if nvidia_gpus():

@@ -5,13 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from stagerun.base.events import EnsembleTested, Event, Stopped
+from stagerun.base.nets import ignored_in
 from stagerun.base.recipe import EnsembleRule
 from stagerun.engine.ensemble import together
 from stagerun.engine.evaluate import Classifier, Measure, Score, score
 from stagerun.engine.update import explained
-from stagerun.language.nets import ignored_in
-from stagerun.plan.counting import tested_set
-from stagerun.plan.ensembles import made_from
+from stagerun.plan.ensembles import made_from, tested_set
 from stagerun.system.typed import read_as
 from stagerun.train.agreement import rank0
 from stagerun.train.averaging import average_of, keep
@@ -45,7 +44,7 @@ def test_ensemble(run: EnsembleRun) -> Iterator[Event]:
         stage, iter = run.begins_at
         yield Stopped(stage=stage, iter=iter, reason=f"asked to stop; ensemble `{ensemble.name}` is left out")
         return
-    if ensemble.rule.averages:
+    if ensemble.averages:
         rank0(run.worker.comm, lambda: keep(run, members[0].model))  # before its result
     result = rank0(run.worker.comm, lambda: _result(run, found, before, time.monotonic() - began))
     yield read_as(EnsembleTested, result)

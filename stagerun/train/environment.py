@@ -96,7 +96,7 @@ def promise_of_ensemble(
     changed: dict[str, None] = {}
     for (name, _), ref in zip(ensemble.points, members, strict=True):
         now = environment(schedule.stage(name))
-        evaluated = not ensemble.rule.averages  # else its statistics are of the training images
+        evaluated = not ensemble.averages  # else its statistics are of the training images
         changed |= dict.fromkeys(_changed(schedule, ref, now, evaluated))
     if not changed:
         return None

@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from stagerun.base.events import Event, Iterated, NotFinite
-from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Determinism, Solver
 from stagerun.base.wings import wing
 from stagerun.comm import Comm, Reducer, make_reducer
@@ -15,6 +14,7 @@ from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import TrainState
 from stagerun.engine.timed import timed_train
 from stagerun.engine.update import Arithmetic, Outcome, Pieces, update
+from stagerun.schedule import Knobs
 from stagerun.system.pulse import beating
 from stagerun.train.context import Context, StageRun
 

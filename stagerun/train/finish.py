@@ -9,8 +9,8 @@ from stagerun.base.events import Event, StageFinished, Stopped
 from stagerun.base.units import epochs
 from stagerun.engine.loop import all_skipped
 from stagerun.engine.state import TrainState
-from stagerun.plan.counting import tested_on, tested_set
 from stagerun.plan.described import augmentation
+from stagerun.plan.ensembles import tested_on, tested_set
 from stagerun.schedule import make_knobs
 from stagerun.system.pulse import Section
 from stagerun.system.typed import read_as

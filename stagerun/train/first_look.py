@@ -10,9 +10,8 @@ from stagerun.base.wings import wing
 from stagerun.data.weights import find, looked_at
 from stagerun.language import require_folders
 from stagerun.plan import Plan, make_plan, require_fresh
-from stagerun.plan.plan import choice
+from stagerun.plan.choice import check_workers, choice
 from stagerun.plan.planned import needed
-from stagerun.plan.workers import check_workers
 from stagerun.system import signals
 from stagerun.train import results
 from stagerun.train.first_words import say_done, say_idle_redo, say_plan

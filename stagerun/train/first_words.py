@@ -21,7 +21,7 @@ from stagerun.train.options import RunOptions
 
 def say_done(plan: Plan, out: Path, options: RunOptions) -> None:
     """That nothing is left to do, and the results; a tracker that was away gets what it lacks."""
-    left = tuple(s.stage.name for s in plan.left_out if s.state is State.NOT_CHOSEN)
+    left = tuple(s.stage.name for s in plan.stages if s.state is State.NOT_CHOSEN)
     say(finished_line(RunFinished(trained=False, seconds=0.0, not_chosen=left)))
     ensembles = results.ensembles(plan, out)
     stages, together = (

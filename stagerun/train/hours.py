@@ -15,7 +15,6 @@ from stagerun.base.text import count, size
 from stagerun.logs.log_file import LOG, Life, read_last_life
 from stagerun.plan import Plan
 from stagerun.plan.ensembles import ensembles_left
-from stagerun.plan.estimate import Figures, doubts, speeds_of
 from stagerun.plan.hours import (
     Hours,
     Measured,
@@ -26,6 +25,7 @@ from stagerun.plan.hours import (
     measured,
     not_known,
 )
+from stagerun.plan.rehearsal import Figures, doubts, speeds_of
 from stagerun.system.lmdb_file import data_file
 from stagerun.train.results import planned_ensembles, read_figures, results
 
@@ -77,12 +77,12 @@ def find_hours(plan: Plan, out: Path, images_per_second: float | None) -> Hours 
 def _at(schedule: Schedule, rate: float, figures: Figures | None, run: Measured | None) -> Hours:
     """At that speed; what doesn't go with it as it was measured here. Of a rehearsal, snapshots alone: its starts are those
     of the machine that it was on, with a first iteration in them."""
-    known: dict[str, float | None] = {}
+    known = Measured()
     if run is not None and run.blocked is not None:
-        known = {name: getattr(run, name) for name in ("blocked", "written", "start", "opening")}
+        known = run
     elif figures is not None:
-        known = {"blocked": figures.blocked_seconds, "written": figures.snapshot_seconds}
-    return at_images_per_second(schedule, rate, **known)
+        known = Measured(blocked=figures.blocked_seconds, written=figures.snapshot_seconds)
+    return at_images_per_second(schedule, rate, known)
 
 
 def _speeds(plan: Plan, out: Path, life: Life) -> dict[str, float]:
@@ -107,7 +107,7 @@ def _rehearsed(plan: Plan, figures: Figures) -> Hours:
     return Hours(
         source=f"with {count(figures.workers, 'worker')}, as rehearsed on {machine}",
         speeds=speeds_of(plan.schedule, figures, figures.workers),
-        left_out=not_known(plan.schedule, 0.0, 0.0, 0.0, None),
+        left_out=not_known(plan.schedule, Measured(test_image=0.0, blocked=0.0, start=0.0)),
         notes=tuple(f"a rough estimate: {doubt}" for doubt in doubts(plan, figures)),
-        unknown=f"was left out of the rehearsal of {figures.date}, or has changed since: rehearse again",
+        unknown=f"was left out of the rehearsal of {figures.date}, or has changed since, or stagerun has: rehearse again",
     )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Iterator
 import torch
 
 from stagerun.base.events import Note
+from stagerun.base.nets import ignored_in
 from stagerun.base.recipe import Cache, Schedule, Source, Stage, Transform
 from stagerun.comm import Comm
 from stagerun.data.loader import Loader, LoaderOptions
@@ -14,7 +15,6 @@ from stagerun.data.preflight import opened, require_usable
 from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import Records
 from stagerun.engine import augment, feed, images
-from stagerun.language.nets import ignored_in
 from stagerun.system.world import World
 from stagerun.train.agreement import everyone
 from stagerun.train.copying import Copying, Importing

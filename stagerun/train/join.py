@@ -14,7 +14,7 @@ from stagerun.engine.device import choose_device
 from stagerun.language import load
 from stagerun.launch.stopping import StopRequest, aside
 from stagerun.launch.watch.worker import Monitored
-from stagerun.plan.workers import check_workers
+from stagerun.plan.choice import check_workers
 from stagerun.system import numa
 from stagerun.system.host import host_name
 from stagerun.system.pulse import Section

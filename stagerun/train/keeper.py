@@ -15,7 +15,7 @@ from stagerun.base.recipe import OnNan, Schedule, Stage
 from stagerun.base.snapshots import SnapshotRef, how_far
 from stagerun.data.weights import looked_at
 from stagerun.language import canonical
-from stagerun.plan import Plan, Planner, State, changed_fields, require_fresh
+from stagerun.plan import Memory, Plan, State, changed_fields, make_plan, require_fresh
 from stagerun.plan.counting import names_of, targets, under
 from stagerun.store.errors import reporting
 from stagerun.store.layout import averages_folder
@@ -79,6 +79,7 @@ class Keeper:
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.schedule, self.out, self.selection = schedule, out, selection
+        self._remembered: tuple[Schedule, Memory] = (schedule, {})
         self.retry, self.say, self.stop = retry, say, stop
         self.attempt = 1
         self.harmed: list[str] = []  # snapshots that were set aside when this process life began
@@ -92,7 +93,6 @@ class Keeper:
         self._seen: dict[str, SnapshotRef] = {}
         self._forgotten = False
         self._whole = False  # what the plan relies on was read back
-        self._planner: Planner | None = None
         self._recipe: dict[str, bytes] = {}  # a snapshot's files of the schedule
         self._names: dict[str, str] = {}  # by snapshot its stage's present name, where it was trained under another
 
@@ -133,6 +133,7 @@ class Keeper:
         """Look which images and weights there are. Returns whether the images differ from the last look."""
         before, self.schedule = self.schedule.sets, looked_at(self.schedule, self.out)
         self.evaluated.clear()
+        self._recipe.clear()
         return self.schedule.sets != before
 
     def forget(self) -> bool:
@@ -184,13 +185,13 @@ class Keeper:
 
     def not_chosen(self) -> tuple[str, ...]:
         """Stages that --only or --until leaves out, and that are still to be trained."""
-        left = self._made(self._look()).left_out
-        return tuple(planned.stage.name for planned in left if planned.state is State.NOT_CHOSEN)
+        stages = self._made(self._look()).stages
+        return tuple(planned.name for planned in stages if planned.state is State.NOT_CHOSEN)
 
     def _made(self, found: store.Inventory) -> Plan:
-        if self._planner is None or self._planner.schedule is not self.schedule:
-            self._planner, self._recipe = Planner(self.schedule, *self.selection), {}
-        return self._planner.plan(found)
+        if self._remembered[0] is not self.schedule:
+            self._remembered = (self.schedule, {})
+        return make_plan(self.schedule, found, *self.selection, memory=self._remembered[1])
 
     def read(self, ref: SnapshotRef, most: Mapping[str, int] | None = None) -> dict[str, bytes] | None:
         """The verified files of a snapshot, or None: it was damaged, and is set aside now. So is one with a file larger than

@@ -26,7 +26,6 @@ from stagerun.engine.state import to_channels_last
 from stagerun.engine.update import explained
 from stagerun.language.networks import code_in, from_outside
 from stagerun.models import build
-from stagerun.models.foreign import refuse, require_logits
 from stagerun.models.layers import norms
 from stagerun.system.code import line_in, patiently
 from stagerun.system.host import available_memory
@@ -213,3 +212,29 @@ def _backward(net: nn.Module, logits: Tensor, images: Tensor, precision: Precisi
         hint = "write `x = x + 1` in place of `x += 1`, and ReLU without `inplace=True`" if "inplace" in reason else ""
         where = f", of what {place} computes" if place else ""
         raise refuse(net, f"the backward pass fails{where}: {reason}", hint) from error
+
+
+def refuse(net: nn.Module, message: str, hint: str) -> UsageError:
+    """An error with the place of the function that made a network from outside."""
+    made: UsageError = net.__dict__["refuse"](message, hint)
+    return made
+
+
+def require_logits(net: nn.Module, answer: object, images: int, classes: int) -> Tensor:
+    """What a network answered, if that is [images, classes]; else a UsageError."""
+    wanted = f"logits [N, num_classes], here [{images}, {classes}]"
+    if not isinstance(answer, Tensor):
+        what = "nothing" if answer is None else f"a {type(answer).__name__}"
+        hint = "return them from `forward`" if answer is None else "return the logits alone from `forward`"
+        raise refuse(net, f"the network answers with {what}, not with {wanted}", hint)
+    shape = list(answer.shape)
+    if shape != [images, classes]:
+        hint = f"the last layer has {classes} outputs where the function uses its argument `num_classes`"
+        if len(shape) > 2:
+            hint = "end with a mean over the map and `flatten(1)`, then a linear layer"
+        raise refuse(net, f"the network answers with {shape}, not with {wanted}", hint)
+    if not answer.is_floating_point():
+        raise refuse(
+            net, f"the network answers with {answer.dtype}, not with numbers in floating point", "return logits"
+        )
+    return answer

@@ -11,8 +11,7 @@ from stagerun.base.events import Note
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.wings import wing
 from stagerun.plan import PlannedStage, State
-from stagerun.plan.counting import other_set, tested_set
-from stagerun.plan.ensembles import PlannedEnsemble
+from stagerun.plan.ensembles import PlannedEnsemble, other_set, tested_set
 from stagerun.train import results
 from stagerun.train.agreement import rank0
 from stagerun.train.context import Context, StageRun

@@ -5,16 +5,16 @@ from torch import nn
 
 from stagerun.base.code import code_of
 from stagerun.base.errors import ResumeRefused, UsageError
+from stagerun.base.nets import of_model
 from stagerun.base.recipe import Loss as OwnLoss
 from stagerun.base.recipe import LossType, Model, Solver
+from stagerun.base.wings import require_wing
 from stagerun.engine.codec import decode
 from stagerun.engine.device import dtype_of
 from stagerun.engine.losses import Loss, Own, loss_of, try_out
 from stagerun.engine.state import restore, to_channels_last
 from stagerun.language import arguments, consent
-from stagerun.language.nets import of_model
 from stagerun.models import build
-from stagerun.models.net import losses
 from stagerun.system.code import called, function_of, parameters_of
 from stagerun.train.agreement import everyone, hand_out, rank0
 from stagerun.train.context import StageRun
@@ -61,7 +61,7 @@ def made_loss(model: Model, solver: Solver, device: torch.device, teacher: nn.Mo
         own = _own_loss(how, solver.label_smoothing, model.num_classes, device, dtype_of(solver.precision))
     if isinstance(teacher, Model):
         teacher = _network(teacher, solver, device)
-    of_net = losses(of_model(model)) if model.net is not None else ()
+    of_net = require_wing("caffe.steps.losses_of")(of_model(model)) if model.net is not None else ()
     return loss_of(solver, teacher, own, device, of_net)
 
 

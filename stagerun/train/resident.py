@@ -13,6 +13,7 @@ import torch
 from stagerun.base import order
 from stagerun.base.errors import DataError, UsageError
 from stagerun.base.events import Note
+from stagerun.base.nets import ignored_in
 from stagerun.base.recipe import Cache, PadMode, Solver
 from stagerun.base.text import size as size_text
 from stagerun.data import transform
@@ -20,7 +21,6 @@ from stagerun.data.loaders import order_of, side_at
 from stagerun.data.transform import draw_places, only_places
 from stagerun.engine.feed import Cut, Resident, feed, read_all
 from stagerun.engine.images import Batch
-from stagerun.language.nets import ignored_in
 from stagerun.system.pulse import beating
 from stagerun.train.context import StageRun
 from stagerun.train.images import memory_key

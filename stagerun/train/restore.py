@@ -7,20 +7,20 @@ import torch
 from torch import nn
 
 from stagerun.base.errors import ResumeRefused
-from stagerun.base.wings import wing
+from stagerun.base.wings import require_wing
 from stagerun.engine.codec import decode
 from stagerun.engine.state import TrainState, average, make_state, momentum, restore, slots, weights
 from stagerun.models import build
 from stagerun.models.skeleton import without_memory
 from stagerun.plan import PlannedStage, State
 from stagerun.plan.planned import needed
-from stagerun.plan.transfer import Origin
 from stagerun.schedule.early_stop import NOTHING_YET
 from stagerun.schedule.plateau import FRESH
 from stagerun.train import starting_weights
 from stagerun.train.agreement import everyone, hand_out, rank0
 from stagerun.train.context import StageRun
 from stagerun.train.progress import AVERAGE, MOMENTUM, STATE, WEIGHTS, Progress, progress_of
+from stagerun.train.transfer import Origin
 
 
 def restored(run: StageRun) -> TrainState:
@@ -157,7 +157,7 @@ def _start(run: StageRun, state: TrainState) -> None:
             if name.partition("/")[2] in kept and saved[name].shape == tensor.shape:
                 tensor.copy_(saved[name])
     if stage.solver.solverstate is not None:
-        wing("tools.caffe.solver_state.remember")(stage, momentum(state))
+        require_wing("caffe.solver_state.remember")(stage, momentum(state))
     run.weights = starting_weights.record(made)
     run.weights_table = starting_weights.table_of(made, stage, state.model)
 

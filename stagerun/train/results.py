@@ -16,9 +16,8 @@ from stagerun.language import canonical
 from stagerun.logs.lines import Before
 from stagerun.logs.log_file import LOG
 from stagerun.plan import Plan, PlannedStage, State
-from stagerun.plan.counting import tested_alike, tested_set
-from stagerun.plan.ensembles import EnsembleState, PlannedEnsemble, plan_ensembles
-from stagerun.plan.estimate import Figures
+from stagerun.plan.ensembles import EnsembleState, PlannedEnsemble, plan_ensembles, tested_alike, tested_set
+from stagerun.plan.rehearsal import Figures
 from stagerun.store.layout import results_folder
 from stagerun.system.typed import json_object, read_as
 

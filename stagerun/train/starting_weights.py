@@ -2,24 +2,23 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stagerun.base.errors import DataError, Problems, RecipeError, StagerunError, UsageError
-from stagerun.base.net import Net
+from stagerun.base.nets import of_model
 from stagerun.base.recipe import WEIGHTS_DIGEST, CompressionRule, Model, ParamRule, Rename, Schedule, Stage
 from stagerun.base.text import size
 from stagerun.base.weights import COUNTER, LONG, renamed
-from stagerun.base.wings import wing
+from stagerun.base.wings import require_wing, wing
 from stagerun.data.weights import data_of, find, header_of
 from stagerun.engine.parameters import frozen_parameters, idle_patterns, idle_rules, trained_parameters
 from stagerun.engine.weights_file import tensors_in
-from stagerun.language.caffe_names import here
-from stagerun.language.nets import of_model
 from stagerun.models.skeleton import shapes, without_memory
-from stagerun.plan.transfer import Mistake, Origin, Shape, Transfer, table, transfer
 from stagerun.system.host import available_memory
+from stagerun.train.transfer import Mistake, Origin, Shape, Transfer, table, transfer
 
 Shapes = Mapping[str, Shape]
 
@@ -64,7 +63,7 @@ def fill(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor], parent: M
     return made
 
 
-def _net(stage: Stage) -> Net | None:
+def _net(stage: Stage) -> Any:
     """Caffe's net, of a stage that has one."""
     return of_model(stage.model) if stage.model.net is not None else None
 
@@ -76,7 +75,8 @@ def _transfer(
     weights = stage.solver.start
     if weights is None or file is None:
         return transfer(live, parent, None, None)
-    names = here(stage.model, file).items()
+    here = wing("caffe.names.here")
+    names = here(stage.model, file).items() if here is not None else ()
     rules = (Rename(from_=was, to=name) for was, name in names if renamed(was, weights.rename)[1] is None)
     return transfer(live, parent, file, replace(weights, rename=(*weights.rename, *rules)))
 
@@ -130,9 +130,7 @@ def planned_transfer(schedule: Schedule, stage: Stage) -> tuple[Transfer, tuple[
     parent = shapes(without_memory(schedule.stage(stage.parent).model)) if stage.parent is not None else None
     made, mistakes = _transfer(stage, shapes(without_memory(stage.model)), parent, file)
     if weights is not None and weights.state:
-        known = wing("tools.caffe.solver_state.mistakes_in")
-        if known is None:
-            raise UsageError("this installation lacks stagerun/tools/caffe, which reads it", "install all of stagerun")
+        known = require_wing("caffe.solver_state.mistakes_in")
         # What `weights` could say about it, a `solverstate` can't.
         hint = "a .solverstate goes on with the net that wrote it; `weights` takes tensors from another one"
         mistakes = (*(replace(mistake, hint=hint) for mistake in mistakes), *known(stage, weights))

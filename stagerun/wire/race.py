@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 
-from stagerun.base.knobs import Knobs
 from stagerun.comm import Reducer, gather_json, runs_of
 from stagerun.engine.device import synchronize
 from stagerun.engine.state import TrainState, make_state
 from stagerun.engine.update import update
 from stagerun.models import build
+from stagerun.schedule import Knobs
 from stagerun.train.context import StageRun
 from stagerun.train.resident import training_batches
 from stagerun.train.stage_loop import arithmetic_of

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from stagerun.base.events import Event, Iterated, Synchronised
-from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Determinism, Outer, Solver, SyncMomentum
 from stagerun.comm import Comm, Reducer, make_reducer, runs_of
 from stagerun.comm.reduce import Switch, chunks_of, views_of
@@ -23,7 +22,7 @@ from stagerun.engine.loop import StageLoop
 from stagerun.engine.parameters import still_in
 from stagerun.engine.state import TrainState, momentum, weights
 from stagerun.engine.update import BROKEN_OFF, Arithmetic, Outcome, Pieces, Summed, apply, not_finite, summed, too_fast
-from stagerun.schedule import parting, synchronisations
+from stagerun.schedule import Knobs, parting, synchronisations
 from stagerun.train.context import Context, StageRun
 from stagerun.train.exchange import Read
 from stagerun.train.progress import REPLICAS

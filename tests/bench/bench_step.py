@@ -23,7 +23,7 @@ from stagerun.comm import SoloComm, make_reducer
 from stagerun.engine.device import be_deterministic, dtype_of, synchronize
 from stagerun.engine.feed import feed
 from stagerun.models import build
-from stagerun.models.small import ResNetSmall
+from stagerun.models.small import resnet_small
 from stagerun.schedule import make_knobs
 
 LR, MOMENTUM, DECAY, MEAN, SCALE = 0.05, 0.9, 5e-4, 110.0, 1 / 64
@@ -51,9 +51,9 @@ CASES = {
 
 TORCHVISION = "from torchvision import models\ndef build(num_classes):\n    return models.{}(num_classes=num_classes)\n"
 SMALL = """from stagerun.base.recipe import Model
-from stagerun.models.small import ResNetSmall
+from stagerun.models.small import resnet_small
 def build(channels, num_classes):
-    return ResNetSmall(Model(name="resnet_small", num_classes=num_classes, channels=channels))
+    return resnet_small(Model(name="resnet_small", num_classes=num_classes, channels=channels))
 """
 
 
@@ -115,7 +115,7 @@ def by_hand(case: Case, batches: list[Batch]) -> Callable[[int], None]:
     """The loop that one would write without stagerun: torch's own BatchNorm, optimiser and loss."""
     torch.manual_seed(1)
     if case.model.name == "resnet_small":
-        model: torch.nn.Module = with_torchs_norm(ResNetSmall(case.model))
+        model: torch.nn.Module = with_torchs_norm(resnet_small(case.model))
     else:
         model = getattr(torchvision_models(), case.model.name)(num_classes=case.model.num_classes)
     model = model.to(case.device, memory_format=torch.channels_last).train()

@@ -10,15 +10,15 @@ from pathlib import Path
 import contract
 import lmdb
 import pytest
-from facade import ExitCode, Schedule, Stage, caffe_pb2, write_lmdb
+from facade import ExitCode, Problems, Schedule, Stage, caffe_pb2, write_lmdb
 from google.protobuf import text_format
 from PIL import Image
 
+from stagerun.caffe.importer import settings
+from stagerun.caffe.importer.text import SOLVER, read_solver
+from stagerun.caffe.resolve import of_model
 from stagerun.language import load
-from stagerun.language.nets import of_model
 from stagerun.schedule import make_knobs
-from stagerun.tools.caffe import settings
-from stagerun.tools.caffe.text import SOLVER, Findings, read_solver
 
 ROOT, GOLDEN = Path(__file__).parents[2], Path(__file__).parents[1] / "golden"
 COUNTED = ("--images", "50000", "--val-images", "10000")
@@ -126,32 +126,10 @@ def test_the_published_folder_is_resnet50_72ep(tmp_path):
         assert length
         before = f"r50_{name}_iter_{length[1]}.caffemodel"
     write(folder, README="\n".join(lines))
-    made = imported(folder, told=())
+    made = imported(folder, told=("--images", "1281167", "--val-images", "50000"))
     is_resnet50_72ep(made, "batch_size device_batch_size momentum weight_decay type transform test_transform")
     assert sum(len(rates(stage)) for stage in made.stages) == 22610
     assert "# 25 epochs" in (folder / "out" / "init.prototxt").read_text()
-
-
-@pytest.mark.parametrize("many", [False, True], ids=["five", "33 solvers"])
-def test_the_five_solvers_alone_are_resnet50_72ep(many, tmp_path):
-    for file in SOLVERS.iterdir():
-        if many or file.stem.removeprefix("custom_lr_") in FIVE:
-            shutil.copy(file, tmp_path)
-    order = ",".join(f"custom_lr_{name}" if many else name for name in FIVE)
-    code, said = run(tmp_path, "--no-nets", "--order", order, told=("--images", "1281167", "--val-images", "50000"))
-    assert code == ExitCode.RECIPE and ("28 other solvers: they are left out" in said) == many
-    schedule = tmp_path / "out" / "schedule.prototxt"
-    text = schedule.read_text()
-    for before, after in (
-        ('name: "?"', 'name: "resnet50_intel_caffe"'),
-        ('source: "?"', 'source: "lmdb"'),
-        ("num_classes: 0", "num_classes: 1000"),
-        ("device_batch_size: 0", "device_batch_size: 32"),
-        (" batch_size: 0", " batch_size: 4096"),
-    ):
-        text = text.replace(before, after)
-    schedule.write_text(text)
-    is_resnet50_72ep(load(tmp_path / "out"), "batch_size device_batch_size momentum weight_decay type")
 
 
 # -- rates and commands
@@ -187,8 +165,9 @@ ONE = "mpirun -n 4 caffe train --solver a.prototxt\nRun (mpirun -n 8 caffe train
 @pytest.mark.parametrize(
     "text",
     [
-        *(TWO % one for one in (("; ", ""), (" && ", ""), ("&&", " &"), (" || ", ""), (" 2>&1 | tee log; ", ""), (" then ", "."), ("`, and `", "`."))),
+        *(TWO % one for one in (("; ", ""), (" && ", ""), ("&&", " &"), (" || ", ""), (" 2>&1 | tee log; ", ""), ("`, then `", "."), ("`, and `", "`."))),
         *(ONE + end for end in (".", ",", ").", ";", "`.")),
+        f'bash -c "{TWO % (" && ", chr(34))}',
     ],
 )  # fmt: skip
 def test_commands_within_a_line(text, tmp_path):
@@ -204,10 +183,6 @@ def test_the_whole_prefix_says_which_solver_made_a_snapshot(tmp_path):
     readme = f"{start}caffe train --solver c.prototxt --snapshot b/snap_iter_10.solverstate\n"
     write(tmp_path, net=NET, README=readme, **solvers)
     assert [(one.name, one.parent) for one in imported(tmp_path).stages] == [("a", None), ("b", "a"), ("c", "b")]
-    readme += "caffe train --solver c.prototxt --snapshot b/snap_iter_15.solverstate\n"
-    write(tmp_path, README=readme)
-    _, said = run(tmp_path, "--order", "a,b,c")
-    assert "README:4: --snapshot: the command starts from something else" in said
 
 
 # -- images and means
@@ -289,26 +264,17 @@ def test_an_imported_transform_is_that_which_the_net_itself_means(said, tmp_path
 # -- nets that are kept whole
 
 
-@pytest.mark.parametrize("way", ["one", "two files", "in the solver", "stages"])
-def test_nets_in_every_form_are_one_network(way, tmp_path):
-    """A net of both phases, one in two files, within the solver, and by `stage` of a state."""
-    whole = imported(write(tmp_path / "one", net=NET, solver=OF_NET)).stages[0]
-    files = {
-        "one": {"net": NET, "solver": OF_NET},
-        "two files": {"a": TRAIN, "b": TEST, "solver": f'train_net: "a.prototxt" test_net: "b.prototxt" {SOLVER_OF}'},
-        "in the solver": {"solver": f"net_param {{ {NET} }} {SOLVER_OF}".replace("  # as published", "")},
-        "stages": {
-            "net": NET.replace("include { phase: TEST }", 'include { phase: TEST stage: "tested" }'),
-            "solver": f'net: "net.prototxt" test_state {{ stage: "tested" }} {SOLVER_OF}',
-        },
-    }[way]
-    stage = imported(write(tmp_path / "other", **files)).stages[0]
-    one, two = of_model(whole.model), of_model(stage.model)
-    assert (one.train, one.test) == (two.train, two.test) and stage.solver == whole.solver
-    if way == "one":
-        assert (tmp_path / "one" / "out" / "net.prototxt").read_text() == NET
-        assert (stage.model.name, stage.model.num_classes, stage.model.input_shape) == ("net.prototxt", 10, (3, 8, 8))
-        assert [(rule.name, rule.lr_mult) for rule in stage.solver.param] == [("conv1.bias", 2.0)]
+def test_a_net_is_copied_and_what_stands_beside_it_is_said(tmp_path):
+    stage = imported(write(tmp_path, net=NET, solver=OF_NET)).stages[0]
+    assert (tmp_path / "out" / "net.prototxt").read_text() == NET
+    assert (stage.model.name, stage.model.num_classes, stage.model.input_shape) == ("net.prototxt", 10, (3, 8, 8))
+    assert [(rule.name, rule.lr_mult) for rule in stage.solver.param] == [("conv1.bias", 2.0)]
+    write(tmp_path, train=TRAIN, test=TEST, solver=f'train_net: "train.prototxt" test_net: "test.prototxt" {SOLVER_OF}')
+    code, said = run(tmp_path)
+    assert code == ExitCode.RECIPE and "`test_net` is not imported" in said
+    write(tmp_path, solver=f"net_param {{ {NET} }} {SOLVER_OF}".replace("  # as published", ""))
+    code, said = run(tmp_path)
+    assert code == ExitCode.RECIPE and "the solver has no `net`" in said
 
 
 def test_nets_that_read_other_images_are_one_network_and_those_of_one_file_name_two(tmp_path):
@@ -320,21 +286,7 @@ def test_nets_that_read_other_images_are_one_network_and_those_of_one_file_name_
     assert first.model == second.model and second.solver.model is None
     assert (first.solver.transform.mirror, second.solver.transform.mirror) == (False, True)
     assert [of_model(one.model).train.layers[1].shapes[0][0] for one in (first, third)] == [4, 7]
-    assert (first.model.name, third.model.name) == ("net.prototxt", "net_c.prototxt")
-
-
-def test_layers_of_two_nets_stay_in_their_order(tmp_path):
-    """What is there in testing alone may be what a later layer of both takes."""
-    dropped = 'layer { name: "drop" type: "Dropout" bottom: "conv1" top: "last" }\n'
-    scaled = 'layer { name: "half" type: "Power" bottom: "conv1" top: "last" power_param { scale: 0.5 } }\n'
-    train, test = (
-        text.replace('layer { name: "ip" type: "InnerProduct" bottom: "conv1"', f'{more}layer {{ name: "ip" type: "InnerProduct" bottom: "last"')
-        for text, more in ((TRAIN, dropped), (TEST.replace(ACCURACY % "", ""), scaled))
-    )  # fmt: skip
-    write(tmp_path, train=train, test=test, solver=f'train_net: "train.prototxt" test_net: "test.prototxt" {SOLVER_OF}')
-    made = of_model(imported(tmp_path).stages[0].model)
-    assert [layer.name for layer in made.train.layers] == ["data", "conv1", "drop", "ip", "loss"]
-    assert [layer.name for layer in made.test.layers] == ["data", "conv1", "half", "ip", "loss"]
+    assert (first.model.name, third.model.name) == ("net.prototxt", "net_net.prototxt")
 
 
 def test_each_stage_has_its_own_passes_of_a_batch_norm(tmp_path):
@@ -356,7 +308,7 @@ def test_each_stage_has_its_own_passes_of_a_batch_norm(tmp_path):
 def test_written_whole_or_not_at_all_and_the_same_from_any_place(tmp_path):
     folder = write(tmp_path / "five", net=NET, solver=OF_NET)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
     try:
         code, said = run(folder)
     finally:
@@ -370,25 +322,44 @@ def test_written_whole_or_not_at_all_and_the_same_from_any_place(tmp_path):
     assert one == other
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("max_iter: 9", "`--snapshot` names `ls`"),
+        *((f'max_iter: 9 {one}: ""', f"no `{one}`") for one in ("train_net", "lr_policy")),
+        ('max_iter: 9 type: ""', "`type` has no value"),
+        ("max_iter: 0", "`max_iter` must be at least 1"),
+    ],
+)
+def test_what_a_solver_or_command_leaves_open_is_asked_for(given, message, tmp_path):
+    solver = f"{'' if 'train_net' in given else OF_NET.partition('base_lr')[0]} base_lr: 1 {given}"
+    solver += "" if "lr_policy" in given else ' lr_policy: "fixed"'
+    write(tmp_path, net=NET, solver=solver)
+    (tmp_path / "run.bash").write_text(
+        "caffe train --solver=solver.prototxt --snapshot=`ls -t x/*.solverstate | head -1`"
+    )
+    code, said = run(tmp_path, "--overlap", "--workers", "2")
+    assert code == ExitCode.RECIPE and message in said
+
+
 def test_every_field_of_a_solver_is_thought_of():
     """A new one in protos/caffe.proto must be carried, or be said to be left out."""
-    parts = (
-        settings.OF_STAGE,
-        settings.UPDATE,
-        settings.LOOKING,
-        settings.ELSEWHERE,
-        settings.IDLE,
-        settings.NOT_CARRIED,
+    known = {*settings.OF_STAGE, *settings.UPDATE, *settings.LOOKING, *settings.NETS, *settings.NOT_CARRIED}
+    read = "net train_net iter_size random_seed clip_gradients test_iter type solver_type snapshot_prefix"
+    # Without these nothing is lost.
+    idle = (
+        "snapshot_after_train snapshot_diff snapshot_format solver_mode device_id test_initialization test_compute_loss"
     )
-    assert set(SOLVER.fields_by_name) == {name for part in parts for name in part}
+    idle += " debug_info engine ap_version show_per_class_result"
+    assert set(SOLVER.fields_by_name) == known | {*read.split(), *idle.split()}
 
 
 @pytest.mark.parametrize("path", sorted(SOLVERS.glob("*")), ids=lambda p: p.stem)
 def test_solvers_are_read_as_protobuf_reads_them(path):
-    found = Findings()
-    ours = read_solver(path.name, path.read_bytes(), found).block
+    mistakes = Problems()
+    ours = read_solver(path.name, path.read_bytes(), mistakes).block
     theirs = text_format.Parse(path.read_text(), caffe_pb2.SolverParameter())
-    assert not found.mistakes
+    assert not mistakes
     assert {d.name for d, _ in theirs.ListFields()} == set(ours.entries)
     for descriptor, value in theirs.ListFields():
         values = [v.value for v in ours.entries[descriptor.name].values]

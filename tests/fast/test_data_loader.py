@@ -37,7 +37,7 @@ def same(a: Batch, b: Batch) -> bool:
 
 def test_a_batch_is_what_its_positions_say():
     found = loader(param=Transform()).batch(95, 10)  # reaches into the second epoch
-    indices = order.indices(1, 100, 95, 10, True)
+    indices = order.EveryRecord(1, 100, True).at(95, 10)
     assert found.images.shape == (10, 28, 28, 1)
     assert found.images.dtype == np.uint8 and found.images.flags.c_contiguous
     assert found.labels.dtype == np.int64 and found.labels.tolist() == [i % 10 for i in indices]

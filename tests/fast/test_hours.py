@@ -3,14 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from facade import Event, Inventory, Schedule, SnapshotRef, SnapshotWritten, duration, units
+from facade import Event, Inventory, Schedule, SnapshotRef, SnapshotWritten, duration, hours, units
 from hypothesis import given
 from hypothesis import strategies as st
 from log_help import evaluated, finished, run_started, stage_started
 
 from stagerun.language import read
 from stagerun.plan import make_plan
-from stagerun.plan.budget import Budget, budget, render_budget
 from stagerun.plan.hours import (
     Hours,
     Measured,
@@ -24,6 +23,7 @@ from stagerun.plan.hours import (
     spent,
 )
 
+Budget, budget, render_budget = hours.Budget, hours.budget, hours.render_budget
 SCHEDULE = """
 name: "tree"
 model { name: "resnet_small" num_classes: 10 }
@@ -91,9 +91,6 @@ def test_what_is_printed_can_be_typed(seconds):
     assert abs(units.seconds(duration(seconds)) - seconds) < (60 if seconds < 86400 else 3600)
 
 
-# -- hours
-
-
 def test_a_stage_in_parts():
     trunk = TREE.stage("trunk")
     # Snapshots after 5, 10 and 15 and, where the collapse leaves, 12; evaluations after 8 and 16.
@@ -117,7 +114,7 @@ def test_images_per_second():
     assert hours.left_out == ("snapshots", "the start of each stage", "the start of the job")
     text = render_hours(make_plan(TREE, Inventory()), hours)
     assert text.startswith("about 2 min 09 s left at 50 images/s\n") and "a third of what training takes" in text
-    known = at_images_per_second(TREE, 50.0, blocked=0.5, written=3.0, start=1.0, opening=7.0)
+    known = at_images_per_second(TREE, 50.0, Measured(blocked=0.5, written=3.0, start=1.0, opening=7.0))
     assert known.left_out == () and "(the job)" in render_hours(make_plan(TREE, Inventory()), known)
     quick = replace(HOURS, speeds=dict.fromkeys(STAGES, replace(SPEED, start=0.01)), opening=0.2)
     text = render_hours(make_plan(TREE, Inventory()), quick)

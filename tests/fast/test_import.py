@@ -70,7 +70,7 @@ def test_a_folder_becomes_what_convert_imageset_makes(tmp_path):
     assert made(open_source(str(source), SourceOptions()), tmp_path / "out").records == 30
     found = records(tmp_path / "out")
     files = sorted(str(path.relative_to(source)) for path in source.rglob("*.JPEG"))
-    shuffled = [files[i] for i in order.indices(1, 30, 0, 30, True)]
+    shuffled = [files[i] for i in order.EveryRecord(1, 30, True).at(0, 30)]
     assert list(found) == [f"{n:08d}_{name}" for n, name in enumerate(shuffled)] and shuffled != files
     for name, record in zip(shuffled, found.values(), strict=True):
         assert record == Datum(data=(source / name).read_bytes(), label=int(name[1:9]), encoded=True)

@@ -16,11 +16,11 @@ TRUNK = (
     "models", "comm", "engine", "launch", "logs", "train", "manual", "cli",
 )  # fmt: skip
 TOOLS = {
-    "caffe", "library", "new", "plan", "data", "diff", "fmt", "lint", "lsp", "parallel", "rehearse", "report", "retry", "slurm", "status",
+    "library", "new", "plan", "data", "diff", "fmt", "lint", "lsp", "parallel", "rehearse", "report", "retry", "slurm", "status",
     "verify", "view", "weights",
 }  # fmt: skip
 # Features that most runs don't use, each whole in one folder. A wing imports the trunk.
-WINGS = {"wire"}
+WINGS = {"caffe", "wire"}
 TOOL_IMPORTS_TOOL = {  # with the reason
     "plan": "lint weights.fetch view.chart status.output",  # `check`, `check --fetch`; all draw the chart of the page
     "lsp": "plan.why plan.history fmt.style lint",  # the editor shows what the commands print
@@ -31,19 +31,22 @@ TOOL_IMPORTS_TOOL = {  # with the reason
     "view": "plan.why lint plan.command plan.hours status.look status.output report.command report.compare report.history report.look report.replay report.table status.command",
     "new": "plan.check data.indexing data.progress",  # a new schedule is checked, its images counted; its LMDBs get their side files
     "rehearse": "data.indexing data.new_lmdb status.output",  # images where the real ones are not; DIR is understood as everywhere
-    "verify": "rehearse.synthetic weights.stored status.output",
-    # Pictures are read, cut and shown as the LMDBs' are; Caffe's history.
-    "weights": "data.images data.pictures data.progress caffe.solver_state status.output",
+    "verify": "rehearse.schedule rehearse.synthetic weights.stored status.output",
+    # Pictures are read, cut and shown as the LMDBs' are.
+    "weights": "data.images data.pictures data.progress status.output",
 }
 # The engine gets values and yields events: it knows no files, no plan and no snapshots.
 NOT_FROM_ENGINE = {"language", "plan", "store", "data", "launch", "train"}
 
 # Who may import torch: anywhere, or inside functions that start workers, which want it by then.
-TORCH = {"models", "comm", "engine", "train", "wire", "tools.rehearse", "tools.weights", "tools.verify"}
-TORCH_INSIDE_FUNCTIONS = {"launch", "tools.caffe", "tools.library", "tools.plan"}
+TORCH = {"models", "comm", "engine", "train", "wire", "caffe", "tools.rehearse", "tools.weights", "tools.verify"}
+TORCH_INSIDE_FUNCTIONS = {"launch", "tools.library", "tools.plan"}
 # What click loads for one line of help or a mistake in the arguments, and `run` for one in DIR; and everything outside TORCH besides.
 COMMANDS = ("command", "first_look")
+OF_CAFFE = "blocks data_layers layers map_layers names net reading resolve schedule table text upgrade walk"
 LIGHT = {f"stagerun.wire.{name}" for name in ("values", "rules", "choices", "replay")}  # the language reads them
+LIGHT |= {f"stagerun.caffe.{name}" for name in OF_CAFFE.split()}
+LIGHT |= {f"stagerun.caffe.{name}" for name in ("binary", "blob_names", "hdf5", "solver_state", "importer.command")}
 
 
 class Import(NamedTuple):

@@ -13,7 +13,7 @@ import contract
 import cv2
 import numpy as np
 import pytest
-from facade import RULES, Level, Schedule, lint, problems
+from facade import RULES, Level, Schedule, lint
 
 from stagerun import language
 
@@ -65,10 +65,10 @@ def changed(edits: str) -> dict[str, str]:
 def said(id: str, edits: str) -> str:
     if edits.startswith("-- trunk "):
         schedule = read(TRUNK.replace("HERE", edits[len("-- trunk ") :].strip()))
-        shown = [p.render() for p in problems(schedule, lint(schedule)) if f" [{id}]" in p.message + p.render()]
+        shown = [p.render() for p in lint(schedule) if f" [{id}]" in p.message + p.render()]
     else:
         schedule = read(**changed(edits), changes=re.findall(r"^-- set (.*)$", edits, re.MULTILINE))
-        shown = [p.render() for p in problems(schedule, lint(schedule)) if p.level is Level.WARNING]
+        shown = [p.render() for p in lint(schedule) if p.level is Level.WARNING]
     return "\n".join(shown or ["nothing"]) + "\n\n"
 
 
@@ -128,7 +128,7 @@ def test_every_rule_is_explained(tmp_path):
 @pytest.mark.parametrize("folder", sorted(p.name for p in SOLVERS.iterdir() if (p / "schedule.prototxt").exists()))
 def test_what_comes_with_stagerun_is_clean(folder):
     schedule = language.load(SOLVERS / folder)
-    assert [p.render() for p in problems(schedule, lint(schedule)) if p.level is Level.WARNING] == []
+    assert [p.render() for p in lint(schedule) if p.level is Level.WARNING] == []
 
 
 if __name__ == "__main__":

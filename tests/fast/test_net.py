@@ -4,7 +4,7 @@ import contract
 import net_texts
 import pytest
 from drawn import examples
-from facade import Problems, RecipeError, State, net, net_of, read
+from facade import Problems, RecipeError, layers, net_of, resolve
 from hypothesis import given
 from hypothesis import strategies as st
 from net_texts import between, canonical, net_from, only
@@ -133,8 +133,9 @@ layers { layer { name: "loss" type: "softmax_loss" } bottom: "ip" bottom: "label
 @pytest.mark.parametrize("old", [V1, V0], ids=["V1", "V0"])
 def test_an_older_form_is_the_same_net(old):
     assert canonical(old) == canonical(TODAY) and net_from(old) == net_from(TODAY)
-    (reader,) = read(old, "net", Problems()).readers("TRAIN")
-    assert (reader.name, reader.type, reader.crop_size) == ("data", "Data", 24)
+    (reader,) = resolve.read(old, "net", Problems()).readers("TRAIN")
+    crop = reader.block("transform_param").entries["crop_size"]
+    assert reader.entries["type"].values[0].value == "Data" and crop.values[0].value == 24
 
 
 def test_inputs_beside_the_layers():
@@ -146,16 +147,13 @@ def test_inputs_beside_the_layers():
 
 
 def test_fields_that_caffe_passes_over():
-    """`input` without shapes where a layer has that top, a V0 layer's fields of windows, and what a dropout drops in testing."""
+    """`input` without shapes where a layer has that top, and a V0 layer's fields of windows."""
     ip = 'layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 10 } }'
     given = 'layer { name: "d" type: "Input" top: "data" input_param { shape { dim: 1 dim: 3 dim: 5 dim: 7 } } }'
     assert net_from(f'input: "data" {given} {ip}', None) == net_from(given + ip, None)
     assert net_from(
         V0.replace('source: "train"', 'source: "train" det_crop_mode: "warp" det_fg_fraction: 0.5')
     ) == net_from(V0)
-    drop = 'layer { name: "drop" type: "Dropout" bottom: "data" top: "data" dropout_param { dropout_ratio: 1 } include { phase: TEST } }'
-    kept = 'layer { name: "p" type: "Power" bottom: "data" top: "last" }'
-    assert net_from(between(drop, kept)).train == net_from(between(kept)).train
 
 
 def test_the_two_names_of_shared_parameters():
@@ -183,19 +181,11 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 """
 
 
-@pytest.mark.parametrize(
-    ("train", "test", "expected"),
-    [
-        (State(), State(), ("data drop ip loss", "data ip acc loss")),
-        (State(stages=frozenset({"sure"})), State(stages=frozenset({"quick"})), ("data ip loss", "data ip loss")),
-        (State(stages=frozenset({"all"})), State(level=2), ("data drop ip acc loss", "data deep ip acc loss")),
-        (State(level=4), State(stages=frozenset({"quick", "all"})), ("data drop ip loss", "data ip acc loss")),
-    ],
-)
-def test_phase_level_and_stage(train, test, expected):
-    """A net without images for testing is tested with those of training."""
-    found = net_from(PHASES, train=train, test=test)
-    assert tuple(" ".join(layer.name for layer in p.layers) for p in (found.train, found.test)) == expected
+def test_phase_level_and_stage():
+    """Level 0, without stages. A net without images for testing is tested with those of training."""
+    found = net_from(PHASES)
+    names = [" ".join(layer.name for layer in p.layers) for p in (found.train, found.test)]
+    assert names == ["data drop ip loss", "data ip acc loss"]
     again = net_of(found.text, found.shape)
     assert (again.train, again.test) == (found.train, found.test)
 
@@ -248,7 +238,7 @@ def test_multipliers_of_a_shared_parameter_are_those_of_the_first_layer_that_say
 
 def test_numbers_are_single_as_in_caffe():
     found = net_from(between('layer { name: "p" type: "Power" bottom: "data" top: "last" power_param { scale: 0.1 } }'))
-    assert only(found, "p").settings == net.Power(scale=0.10000000149011612)
+    assert only(found, "p").settings == layers.Power(scale=0.10000000149011612)
     assert only(net_from(TODAY), "conv1").blobs[1].lr_mult == 2
 
 

@@ -11,15 +11,16 @@ from facade import order
 @pytest.mark.parametrize("images", [1, 2, 3, 7, 16, 255, 256, 257, 1000, 7919, 60000])
 def test_an_epoch_has_every_record_once(images):
     for epoch in (0, 1, 5):
-        found = order.indices(3, images, epoch * images, images, True)
+        found = order.EveryRecord(3, images, True).at(epoch * images, images)
         assert np.array_equal(np.sort(found), np.arange(images))
 
 
 def test_orders_are_frozen():
-    assert order.indices(1, 1000, 0, 12, True).tolist() == [890, 35, 198, 191, 371, 233, 218, 529, 434, 789, 773, 792]
-    assert order.indices(1, 1000, 995, 10, True).tolist() == [968, 502, 447, 553, 624, 905, 840, 796, 369, 216]
-    assert order.indices(7, 5, 0, 15, True).tolist() == [1, 3, 0, 2, 4, 0, 1, 4, 2, 3, 1, 3, 4, 2, 0]
-    far = order.indices(2, 1281167, 3 * 1281167, 6, True)
+    found = order.EveryRecord(1, 1000, True)
+    assert found.at(0, 12).tolist() == [890, 35, 198, 191, 371, 233, 218, 529, 434, 789, 773, 792]
+    assert found.at(995, 10).tolist() == [968, 502, 447, 553, 624, 905, 840, 796, 369, 216]
+    assert order.EveryRecord(7, 5, True).at(0, 15).tolist() == [1, 3, 0, 2, 4, 0, 1, 4, 2, 3, 1, 3, 4, 2, 0]
+    far = order.EveryRecord(2, 1281167, True).at(3 * 1281167, 6)
     assert far.tolist() == [341581, 1278312, 1271207, 1032959, 751673, 1104151]
 
 
@@ -35,20 +36,20 @@ def test_draws_and_dropout_seeds_are_frozen():
 
 
 def test_any_cut_into_stretches_gives_the_same_images():
-    whole = order.indices(5, 101, 0, 1000, True)
+    whole = order.EveryRecord(5, 101, True).at(0, 1000)
     cuts = [0, 1, 2, 64, 100, 101, 102, 350, 999, 1000]
-    parts = [order.indices(5, 101, a, b - a, True) for a, b in pairwise(cuts)]
+    parts = [order.EveryRecord(5, 101, True).at(a, b - a) for a, b in pairwise(cuts)]
     assert np.array_equal(np.concatenate(parts), whole)
 
 
 def test_without_shuffle_it_is_the_key_order_round_and_round():
-    assert order.indices(1, 5, 3, 7, False).tolist() == [3, 4, 0, 1, 2, 3, 4]
+    assert order.EveryRecord(1, 5, False).at(3, 7).tolist() == [3, 4, 0, 1, 2, 3, 4]
 
 
 def test_any_place_of_a_billion_records_costs_no_memory():
     images = 10**9
     tracemalloc.start()
-    parts = [order.indices(3, images, start, 1000, True) for start in (0, images // 2, 5 * images - 500)]
+    parts = [order.EveryRecord(3, images, True).at(start, 1000) for start in (0, images // 2, 5 * images - 500)]
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 1_000_000
@@ -58,8 +59,3 @@ def test_any_place_of_a_billion_records_costs_no_memory():
     # Evenly over the range: chi-square of 30 equal parts, 29 degrees of freedom, 0.1 % point.
     counts = np.bincount(found * 30 // images, minlength=30)
     assert float(((counts - 100.0) ** 2 / 100.0).sum()) < 58.3
-
-
-def test_senseless_arguments_are_refused():
-    with pytest.raises(ValueError, match="needs"):
-        order.indices(1, 0, 0, 1, True)

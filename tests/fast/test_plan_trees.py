@@ -1,14 +1,16 @@
 """Trees of stages: whatever is lost, the plan leads to the end; `test_plan_cases` shows the steps."""
 
 import itertools
+import random
 from collections.abc import Iterable
 from functools import partial
 
 import made_schedules
+import pytest
 from facade import Inventory, Schedule, SnapshotRef
 
 from stagerun.language import read
-from stagerun.plan import make_plan
+from stagerun.plan import State, make_plan
 
 SCHEDULE = """
 name: "tree"
@@ -61,3 +63,26 @@ def test_whatever_is_lost_the_plan_leads_to_the_end():
                 if step.iter < iter <= step.last:
                     refs.setdefault(f"{step.stage.name}@{iter}", whole[f"{step.stage.name}@{iter}"])
         assert step is None and all(f"{stage.name}@{stage.solver.max_iter}" in refs for stage in of.stages)
+
+
+@pytest.mark.slow
+def test_renamed_between_all_steps_nothing_is_trained_twice():
+    """Any stages get new names, or old ones again, before each life, which ends anywhere; `test_plan_cases` shows what is taken for what."""
+    drawn = random.Random(1)
+    for _ in range(20):
+        refs, trained = list[SnapshotRef](), 0
+        for attempt in range(1, 200):
+            text = SCHEDULE.replace('"main" }', '"main" solver: "main.prototxt" }')
+            for name in ("main", "a", "b", "deep", "end"):
+                tag = drawn.choice(["", "", "2", "3"])
+                for mark in ('"', "@"):
+                    text = text.replace(f'"{name}{mark}', f'"{name}{tag}{mark}')
+            now = schedule(text)
+            if (step := make_plan(now, inventory(refs)).next) is None:
+                break
+            stage, to = step.stage, drawn.randint(step.iter + 1, step.last)
+            came_from = "" if step.start is None else step.start.parent if step.state is State.RESUME else step.start.id
+            places = (iter for iter in sorted({*now.branch_points(stage.name), to}) if step.iter < iter <= to)
+            refs += [snapshot(now, stage.name, iter, came_from, attempt) for iter in places]
+            trained += to - step.iter
+        assert (trained, make_plan(now, inventory(refs)).iterations) == (40, 40)

@@ -3,9 +3,8 @@
 from facade import Iterated, NotFinite, Proof, RunStarted, SnapshotRef, StageStarted
 from test_plan import schedule
 
-from stagerun.base.events import Renamed
+from stagerun.base.events import Renamed, chained
 from stagerun.plan import PlannedStage, State
-from stagerun.schedule.proofs import chained
 from stagerun.tools.verify.command import ends_before
 from stagerun.tools.verify.proofs import Course, Saved, broken_chains, courses_of, missing, stretches
 

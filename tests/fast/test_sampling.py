@@ -158,10 +158,3 @@ def test_the_orders_are_frozen():
 def test_records_without_a_label_are_never_drawn():
     labels = np.array([-1, 0, 1, 1, -1, 0])
     assert set(order.Sampled(1, labels, [3, 3]).at(0, 60).tolist()) == {1, 2, 3, 5}
-
-
-def test_it_needs_shares_of_all_images_and_an_image_of_each_class():
-    with pytest.raises(ValueError, match="shares of all"):
-        order.Sampled(1, np.array([0, 1]), [1, 0])
-    with pytest.raises(ValueError, match="an image of each"):
-        order.Sampled(1, np.array([0, 0]), [1, 1])

@@ -92,7 +92,7 @@ def test_a_stage_written_inside_the_schedule_is_the_one_in_a_file():
     inside, file = read(text), read(SWEEP)
     assert language.canonical(inside) == language.canonical(file) and language.digest(inside) == language.digest(file)
     assert [s.identity for s in inside.stages] == [s.identity for s in file.stages]
-    assert language.stage_files(SHARED + text) == ("collapse.prototxt",)
+    assert {node.file for node in language.stage_nodes(SHARED + text)} == {None, "collapse.prototxt"}
     rate, batch = (inside.stage("main").origins[f"solver.{name}"] for name in ("base_lr", "batch_size"))
     assert (rate.layer, batch.layer) == ("stage", "schedule")
     assert str(rate.span) == f"schedule.prototxt:6:{own.index('0.1') + 1}"

@@ -1,4 +1,4 @@
-"""What Caffe's layers compute, restated from BVLC's sources: of settings of `base.net`, bottoms and blobs, tensors in double, the top."""
+"""What Caffe's layers compute, restated from BVLC's sources: of settings of `caffe.layers`, bottoms and blobs, tensors in double, the top."""
 
 import math
 from functools import reduce
@@ -6,7 +6,7 @@ from itertools import pairwise, product
 
 import numpy as np
 import torch
-from facade import net
+from facade import layers, map_layers
 from torch.nn.functional import pad
 
 
@@ -60,7 +60,7 @@ def pooling(s, x, w):
         h, v = i * sh - ph, j * sw - pw
         h_end, v_end = min(h + kh, high + ph), min(v + kw, wide + pw)
         window = x[0][:, :, max(h, 0) : h_end, max(v, 0) : v_end].flatten(2)
-        if s.method is net.Method.AVE:
+        if s.method == "AVE":
             tops.append(window.sum(2) / ((h_end - h) * (v_end - v)))
         else:
             tops.append(window.gather(2, window.argmax(2, keepdim=True))[..., 0])
@@ -70,7 +70,7 @@ def pooling(s, x, w):
 def lrn(s, x, w):
     (x,), half = x, (s.local_size - 1) // 2
     if s.within:
-        pool = net.Pooling(method=net.Method.AVE, kernel=(s.local_size, s.local_size), pad=(half, half))
+        pool = map_layers.Pooling(method="AVE", kernel=(s.local_size, s.local_size), pad=(half, half))
         return x * (1 + s.alpha * pooling(pool, [x * x], [])) ** -s.beta
     windows = [x[:, max(c - half, 0) : c + half + 1] for c in range(x.shape[1])]
     scale = torch.stack([s.k + s.alpha / s.local_size * (window**2).sum(1) for window in windows], 1)
@@ -132,9 +132,9 @@ def slice_(s, x, tops):
 
 def eltwise(s, x, w):
     """Of equal numbers the later of the first two is the largest, and no later one."""
-    if s.operation is net.Operation.SUM:
+    if s.operation == "SUM":
         return sum(c * one for c, one in zip(s.coeff or (1.0,) * len(x), x, strict=True))
-    if s.operation is net.Operation.PROD:
+    if s.operation == "PROD":
         return reduce(torch.mul, x)
     return reduce(lambda top, one: torch.where(one > top, one, top), x[2:], torch.where(x[0] > x[1], x[0], x[1]))
 
@@ -148,13 +148,13 @@ def softmax_loss(s, logits: np.ndarray, labels: np.ndarray) -> tuple[float, np.n
     """(the loss times its weight, gradient of the logits)."""
     z = torch.tensor(logits, requires_grad=True)
     seen = [(i, label) for i, label in enumerate(labels) if s.ignore_label is None or label != s.ignore_label]
-    loss = sum((-softmax(net.Softmax(), [z], [])[i, label].log() for i, label in seen), 0 * z.sum())
+    loss = sum((-softmax(layers.Softmax(), [z], [])[i, label].log() for i, label in seen), 0 * z.sum())
     over = {
-        net.Normalization.FULL: len(labels),
-        net.Normalization.BATCH_SIZE: len(labels),
-        net.Normalization.VALID: len(seen),
-        net.Normalization.PRE_FIXED: s.pre_fixed_normalizer,
-        net.Normalization.NONE: 1,
+        "FULL": len(labels),
+        "BATCH_SIZE": len(labels),
+        "VALID": len(seen),
+        "PRE_FIXED": s.pre_fixed_normalizer,
+        "NONE": 1,
     }[s.normalization]
     loss = s.loss_weight * loss / max(1.0, over)
     loss.backward()

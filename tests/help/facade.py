@@ -8,20 +8,20 @@ from importlib import import_module
 
 _BY_MODULE = {
     # Values, and the machine
-    "base": "caffe_blobs caffe_file caffe_h5 net order recipe spans units",
+    "base": "order recipe units",
     "base.code": "Sources",
     "base.errors": "DataError Diverged ExitCode FolderInUseError Level PeerError PermissionDenied Problems RecipeError "
     "ResumeRefused Span StagerunError StorageError UsageError",
     "base.events": "Compressed CompressedItem CompressionChosen EnsembleTested Event Failed Iterated Note NotFinite "
     "PieceStarted Proof Retraced RunFinished RunStarted SnapshotDue SnapshotFailed SnapshotWritten "
     "StageFinished StageStarted Stopped Synchronised TestDue Tested",
-    "base.knobs": "Knobs",
     "base.recipe": "Cache ChannelOrder Compression Determinism InterpMode Memory Method Model Outer PadMode "
     "ParamKind ParamRule Precision RandomResize RandomResizedCrop Schedule Scope Solver Source Stage Sync "
     "SyncMethod Transform Weights",
     "base.shares": "shares",
     "base.snapshots": "Inventory same_set SnapshotRef",
     "base.text": "duration size",
+    "base.weights": "is_caffes",
     "system.imports": "with_imports",
     "system.image_sets": "set_of SIDE_FILE",
     "system.process": "Identity this_process",
@@ -30,20 +30,25 @@ _BY_MODULE = {
     # The language and its policies
     "language": "tree",
     "language.build": "completed",
-    "language.net": "net_of read resolve State",
+    "caffe": "binary blob_names hdf5 layers map_layers names resolve",
+    "caffe.functions": "FUNCTIONS",
+    "caffe.resolve": "net_of",
     "language.networks": "NETWORKS",
     "language.parse": "parse",
-    "language.proto": "caffe_pb2 stagerun_pb2 tfexample_pb2",
+    "base.proto": "stagerun_pb2",
+    "language.proto": "caffe_pb2 tfexample_pb2",
     "language.proto.caffe_pb2": "Datum",
     "language.stored": "read_recipe",
     "language.tree": "SCHEDULE SOLVER",
+    "schedule": "Knobs",
     "schedule.image_size": "crop_size",
     "schedule.plateau": "follow FRESH",
     # Plans and snapshots
     "plan.counting": "targets",
-    "plan.rehearsal": "cost_key rehearsal",
+    "plan.hours": "cost_key",
+    "tools.rehearse.schedule": "rehearsal",
     "plan.render": "render_json render_text",
-    "plan.transfer": "Origin transfer",
+    "train.transfer": "Origin transfer",
     "data.weights": "looked_at",
     # Images
     "data": "index jpeg pictures pixels transform",
@@ -56,8 +61,11 @@ _BY_MODULE = {
     "data.records": "LmdbSource",
     "data.scratch": "CopyStopped",
     # Numerics
+    "caffe.export": "caffemodel",
+    "caffe.solver_state": "remember",
     "wire.operators": "Draw",
     "wire.messages": "Kept operator",
+    "comm": "spans",
     "comm.group": "peers",
     "wire.server": "Line open_lines",
     "engine": "augment evaluate losses mixing",
@@ -72,10 +80,8 @@ _BY_MODULE = {
     "engine.state": "average Capture digests finite make_state momentum restore TrainState weights",
     "engine.update": "Arithmetic hopeless Outcome update",
     "engine.weights_file": "tensors_in",
-    "models.net.layers": "LAYERS",
     "models.vision": "torchvision_models torchvision_part",
     # A run
-    "tools.caffe.solver_state": "remember",
     "train.context": "Context StageRun Stopping",
     "train.exchange": "Exchange exchange_of",
     "train.environment": "environment_of other_machines",
@@ -101,13 +107,13 @@ _BY_MODULE = {
     "tools.data.pictures": "ListRecords",
     "tools.data.sources": "open_source SourceOptions",
     "tools.fmt.style": "formatted",
-    "tools.lint": "lint problems RULES",
+    "tools.lint": "lint RULES",
+    "tools.plan": "hours",
     "tools.plan.why": "explained",
     "tools.rehearse": "sweep",
     "tools.report.effects": "t95",
     "tools.report.replay": "Reader",
     "tools.view": "chart",
-    "tools.weights.caffe": "caffemodel",
 }
 
 NAMES = {name: f"stagerun.{module}" for module, names in _BY_MODULE.items() for name in names.split()}

@@ -1,6 +1,6 @@
 """Net prototxts as published ones are built, written in a few lines each; and what tests of nets ask of a text."""
 
-from facade import Problems, RecipeError, State, net, read, resolve
+from facade import Problems, RecipeError, resolve
 
 IMAGE = (3, 32, 32)
 DATA = 'layer { name: "data" type: "Data" top: "data" top: "label" }\n'
@@ -12,16 +12,16 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 
 def canonical(text: str) -> str:
     problems = Problems()
-    found = read(text, "net", problems)
+    found = resolve.read(text, "net", problems)
     assert found is not None, RecipeError(problems.all()).render()
     return found.canonical()
 
 
-def net_from(text: str, shape: tuple[int, int, int] | None = IMAGE, **states: State) -> net.Net:
+def net_from(text: str, shape: tuple[int, int, int] | None = IMAGE) -> object:
     """RecipeError with all mistakes."""
     problems = Problems()
-    read_text = read(text, "net", problems)
-    found = read_text and resolve(read_text, shape, problems, **states)
+    read_text = resolve.read(text, "net", problems)
+    found = read_text and resolve.resolve(read_text, shape, problems)
     if found is None:
         raise RecipeError(problems.all())
     return found
@@ -32,7 +32,7 @@ def between(*layers: str) -> str:
     return DATA + "\n".join(layers) + END.replace("LAST", "last")
 
 
-def only(of: net.Net, name: str) -> net.Layer:
+def only(of: object, name: str) -> object:
     return next(layer for layer in of.train.layers if layer.name == name)
 
 

@@ -25,7 +25,6 @@ from facade import (
     RecipeError,
     formatted,
     lint,
-    problems,
     render_json,
     render_text,
     stagerun_pb2,
@@ -198,7 +197,7 @@ def outcome(folder: Path, texts: Mapping[str, bytes]) -> str:
         for iter in {0, last // 2, last}:
             knobs(iter)
             crop_size(stage.solver, iter)
-    findings = problems(schedule, lint(schedule))
+    findings = lint(schedule)
     for finding in findings:
         check_place(finding, folder)
         finding.render()

@@ -39,18 +39,19 @@ def test_every_step_of_two_but_that_of_the_first_convolution_sees_the_blurred_ma
     strided = {n: m for n, m in net.named_modules() if isinstance(m, nn.Conv2d) and m.stride != (1, 1)}
     # conv1, and in each of three groups a block's convolution and its shortcut.
     assert len(strided) == 7 and "conv1" in strided
-    maps: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    seen_by, made_by = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
     for n, module in {**strided, "maxpool": net.maxpool}.items():
-        module.register_forward_hook(lambda _, x, y, n=n: maps.update({n: (x[0], y)}))
+        module.register_forward_pre_hook(lambda _, x, n=n: seen_by.update({n: x[0]}), prepend=True)
+        module.register_forward_hook(lambda _, x, y, n=n: made_by.update({n: y}))
     with torch.no_grad():
         net(images(2, 3, side, side))
     for n, conv in strided.items():
-        x, y = maps[n]
+        x, y = seen_by[n], made_by[n]
         seen = x if n == "conv1" else blurred(x)
         expected = F.conv2d(seen, conv.weight, conv.bias, conv.stride, conv.padding, groups=conv.groups)
         torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
     padding, ceil_mode = NETWORKS[name]
-    x, y = maps["maxpool"]
+    x, y = seen_by["maxpool"], made_by["maxpool"]
     assert y.shape == F.max_pool2d(x, 3, 2, padding, ceil_mode=ceil_mode).shape
     # Windows in single steps; one more where the last step of two hangs over the edge.
     rows, columns = (n + 2 * padding - 2 + (ceil_mode and (n + 2 * padding - 3) % 2) for n in x.shape[-2:])

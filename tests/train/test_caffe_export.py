@@ -14,8 +14,8 @@ from facade import (
     Model,
     Origin,
     Weights,
-    caffe_blobs,
-    caffe_file,
+    binary,
+    blob_names,
     caffe_pb2,
     caffemodel,
     decode,
@@ -75,9 +75,9 @@ def test_what_caffe_wrote_comes_out_as_it_went_in(net, data, tmp_path):
     given = GOLDEN / f"{net}_m09_A" / "end.caffemodel"
     snapshot = trained(tmp_path / "s", data, net, f'weights {{ file: "{given}" }}', lr=1e-300)
     done("export", snapshot, "--caffemodel", tmp_path / "x.caffemodel", "--double")
-    before, after = (caffe_blobs.net_in(path.read_bytes()) for path in (given, tmp_path / "x.caffemodel"))
-    kept = [name for name in caffe_blobs.learnable(before) if "running" not in name and "factor" not in name]
-    theirs, ours = caffe_blobs.tensors(before), caffe_blobs.tensors(after)
+    before, after = (path.read_bytes() for path in (given, tmp_path / "x.caffemodel"))
+    kept = [name for name in blob_names.learnable(before) if "running" not in name and "factor" not in name]
+    theirs, ours = blob_names.tensors(before), blob_names.tensors(after)
     assert theirs.keys() == ours.keys()
     for name in kept:
         np.testing.assert_array_equal(ours[name], theirs[name])
@@ -102,7 +102,7 @@ def test_export_and_import_of_a_state(type, data, tmp_path):
     done(
         "export", snapshot, *files, folder=tmp_path
     )  # where `caffe train --snapshot models/x.solverstate` goes on, too
-    state = caffe_file.read_state((made_in / "x.solverstate").read_bytes())
+    state = binary.read_state((made_in / "x.solverstate").read_bytes())
     assert (state.iter, state.learned_net) == (2, "models/x.caffemodel")
     theirs = caffe_pb2.SolverState.FromString((made_in / "x.solverstate").read_bytes())
     assert [tuple(one.shape.dim) for one in theirs.history] == [one.shape for one in state.history]
@@ -120,21 +120,20 @@ def test_export_and_import_of_a_state(type, data, tmp_path):
     remember(schedule.stages[0], live)
     for name, value in remembered.items():
         np.testing.assert_array_equal(live[name].numpy(), value)
-    weights = caffe_blobs.tensors(caffe_blobs.net_in((made_in / "x.caffemodel").read_bytes()))
+    weights = blob_names.tensors((made_in / "x.caffemodel").read_bytes())
     for name, value in tensors(snapshot, WEIGHTS).items():
         np.testing.assert_allclose(weights[name], value, rtol=1e-15 if "running" in name else 0)
 
 
 def test_a_net_with_shared_parameters_there_and_back():
-    """Caffe writes them with each layer that has them, PERMISSIVE ones in its shape."""
+    """Caffe writes them with each layer that has them."""
     text = """
 layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 dim: 3 dim: 8 dim: 8 } } }
 layer { name: "a" type: "Convolution" bottom: "data" top: "a" param { name: "w" } param { name: "b" }
         convolution_param { num_output: 4 kernel_size: 8 weight_filler { type: "xavier" } } }
-layer { name: "b" type: "InnerProduct" bottom: "data" top: "b" param { name: "w" share_mode: PERMISSIVE } param { name: "b" }
-        inner_product_param { num_output: 4 } }
-layer { name: "flat" type: "Flatten" bottom: "a" top: "flat" }
-layer { name: "sum" type: "Eltwise" bottom: "flat" bottom: "b" top: "sum" }
+layer { name: "b" type: "Convolution" bottom: "data" top: "b" param { name: "w" } param { name: "b" }
+        convolution_param { num_output: 4 kernel_size: 8 } }
+layer { name: "sum" type: "Eltwise" bottom: "a" bottom: "b" top: "sum" }
 """
     model = of_net(text, (3, 8, 8), 4)
     network, images = build(model).eval(), torch.randn(2, 3, 8, 8)
@@ -142,10 +141,14 @@ layer { name: "sum" type: "Eltwise" bottom: "flat" bottom: "b" top: "sum" }
     torch.testing.assert_close(network(images), 2 * alone)
     weights = network.state_dict()
     data = caffemodel(model, weights, double=False)
-    read = caffe_blobs.net_in(data)
-    assert [blob.shape for layer in read.layers for blob in layer.blobs] == [(4, 3, 8, 8), (4,), (4, 192), (4,)]
+    assert [blob.shape for layer in blob_names.net_in(data) for blob in layer.blobs] == [
+        (4, 3, 8, 8),
+        (4,),
+        (4, 3, 8, 8),
+        (4,),
+    ]
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    made, mistakes = transfer(shapes, None, caffe_blobs.shapes(read), Weights(file="x.caffemodel", path=""))
+    made, mistakes = transfer(shapes, None, blob_names.shapes(data), Weights(file="x.caffemodel", path=""))
     assert not mistakes and len(made.of(Origin.FILE)) == 2
 
 

@@ -101,11 +101,11 @@ def test_a_file_of_100_gb_is_refused_by_its_size(base, snapshot):
 
 ENDLESS = [
     ("num_classes: 10", "num_classes: 10000000000000", "may need 41040.0 TB of memory"),
-    ("num_classes: 10", "num_classes: -1", "`num_classes` must be 1 or more"),
-    ("channels: 1", "channels: 10000000000000", "may need 23040.0 TB of memory"),
+    ("num_classes: 10", "num_classes: -1", "`num_classes` must be at least 1"),
+    ("channels: 1", "channels: 10000000000000", "must be 1 or 3"),
     ('name: "resnet_small"', 'name: "os.system"', "names a network that can't be made"),
-    ("test_batch_size: 5", "test_batch_size: 0", "must be 1 or more"),
-    (" batch_size: 4", " batch_size: -4", "must be 1 or more"),
+    ("test_batch_size: 5", "test_batch_size: 0", "must be at least 1"),
+    (" batch_size: 4", " batch_size: -4", "must be at least 1"),
 ]
 
 

@@ -15,7 +15,7 @@ from facade import (
     LmdbSource,
     Transform,
     caffe_pb2,
-    net,
+    layers,
     pictures,
     preflight,
     training_loader,
@@ -25,8 +25,6 @@ from nan_help import lives
 from safetensors.numpy import load_file
 
 from stagerun.language import load
-
-Normalization = net.Normalization
 
 # A linear net of Caffe's whose loss and Accuracy ignore a label that is no class, with a few images.
 IGNORED, CLASSES, SIDE, IMAGES = 255, 3, 2, 10
@@ -77,9 +75,9 @@ def pixels(folder: Path) -> np.ndarray:
     return np.stack([np.frombuffer(one, np.uint8) for one in data]) / 256
 
 
-def trained(folder: Path, normalization: Normalization) -> tuple[np.ndarray, np.ndarray]:
+def trained(folder: Path, normalization: str) -> tuple[np.ndarray, np.ndarray]:
     """Weight and bias after the updates, in numpy: the mean of the device batches' gradients, each by its own normaliser."""
-    loss = net.SoftmaxWithLoss(ignore_label=IGNORED, normalization=normalization)
+    loss = layers.SoftmaxWithLoss(ignore_label=IGNORED, normalization=normalization)
     x, labels = pixels(folder), np.array(LABELS)
     weight, bias = np.zeros((CLASSES, SIDE * SIDE)), np.zeros(CLASSES)
     for update in range(UPDATES):
@@ -93,23 +91,21 @@ def trained(folder: Path, normalization: Normalization) -> tuple[np.ndarray, np.
     return weight, bias
 
 
-def scores(folder: Path, weight: np.ndarray, bias: np.ndarray, normalization: Normalization) -> tuple[float, float]:
+def scores(folder: Path, weight: np.ndarray, bias: np.ndarray, normalization: str) -> tuple[float, float]:
     """(top-1, loss) over all images."""
     logits, labels = pixels(folder) @ weight.T + bias, np.array(LABELS)
     kept = labels != IGNORED
     logits = logits[kept]
     each = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(logits)), labels[kept]]
-    return (logits.argmax(1) == labels[kept]).mean(), each.sum() / (
-        kept.sum() if normalization is Normalization.VALID else IMAGES
-    )
+    return (logits.argmax(1) == labels[kept]).mean(), each.sum() / (kept.sum() if normalization == "VALID" else IMAGES)
 
 
 @pytest.mark.parametrize(
     ("normalization", "workers"),
-    [(Normalization.VALID, 1), (Normalization.VALID, 2), (Normalization.FULL, 1), (Normalization.BATCH_SIZE, 1)],
+    [("VALID", 1), ("VALID", 2), ("FULL", 1), ("BATCH_SIZE", 1)],
 )
 def test_what_is_ignored_counts_for_nothing_in_weights_and_scores(normalization, workers, tmp_path):
-    folder = written(tmp_path / "s", loss=f"{IGNORE} normalization: {normalization.value}")
+    folder = written(tmp_path / "s", loss=f"{IGNORE} normalization: {normalization}")
     lives(folder, tmp_path / "out", workers, "determinism=ELASTIC")
     (snapshot,) = (tmp_path / "out" / "snapshots").glob("main-*")
     found, (weight, bias) = load_file(snapshot / "model.safetensors"), trained(folder, normalization)

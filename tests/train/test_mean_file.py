@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from contract import stagerun
-from facade import ChannelOrder, ListRecords, Normalise, Transform, caffe_file, caffe_pb2, looked_at, write_lmdb
+from facade import ChannelOrder, ListRecords, Normalise, Transform, binary, caffe_pb2, looked_at, write_lmdb
 from made_images import raw
 
 from stagerun.language import load
@@ -88,7 +88,7 @@ def test_a_run_and_another_mean(tmp_path):
     assert "done" in stagerun(["plan", ".", "--out", "out"], tmp_path).output
     shown = stagerun(["eval", "out"], tmp_path)  # by what the snapshot says alone
     assert shown.exit_code == 0, shown.output
-    (tmp_path / "mean.binaryproto").write_bytes(caffe_file.blob_bytes(np.ones((1, 3, HEIGHT, WIDTH), np.float32)))
+    (tmp_path / "mean.binaryproto").write_bytes(binary.blob_bytes(np.ones((1, 3, HEIGHT, WIDTH), np.float32)))
     assert looked_at(load(tmp_path), tmp_path / "out").stages[0].identity != identity
     assert "stale" in stagerun(["plan", ".", "--out", "out"], tmp_path).output
     (snapshot,) = (tmp_path / "out" / "snapshots").iterdir()
@@ -100,8 +100,8 @@ def test_a_run_and_another_mean(tmp_path):
     ("height", "more", "said"),
     [
         (HEIGHT, "mean_value: 3", "`mean_file` and `mean_value` exclude each other"),
-        (HEIGHT, "pad: 2", "`mean_file` with `pad`"),
-        (HEIGHT, "random_resized_crop_param { }", "`mean_file` with `random_resized_crop_param`"),
+        (HEIGHT, "pad: 2", "`pad` with `mean_file`"),
+        (HEIGHT, "random_resized_crop_param { }", "`random_resized_crop_param` with `mean_file`"),
         (HEIGHT + 1, "", f"the record is {HEIGHT} x {WIDTH}, and `mean_file` {HEIGHT + 1} x {WIDTH}"),
         (0, "", "is not a mean image of Caffe's (.binaryproto)"),
         (-1, "", "no such file"),

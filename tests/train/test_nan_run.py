@@ -8,6 +8,7 @@ import nan_help
 import numpy as np
 import pytest
 import small
+from caffe_lies import layer_bytes
 from facade import (
     Event,
     Iterated,
@@ -111,11 +112,11 @@ def test_back_to_where_a_solverstate_began(tmp_path, data):
     (folder / "schedule.prototxt").write_text("\n".join(one for one in text.splitlines() if "model {" not in one))
     ip, norm = [np.zeros((10, 144), np.float32), np.zeros(10, np.float32)], [np.zeros(1, np.float32)] * 3
     layers = [
-        (facade.caffe_file.layer_bytes("norm", "BatchNorm"), norm),
-        (facade.caffe_file.layer_bytes("ip", "InnerProduct"), ip),
+        (layer_bytes("norm", "BatchNorm"), norm),
+        (layer_bytes("ip", "InnerProduct"), ip),
     ]
-    (folder / "x.caffemodel").write_bytes(facade.caffe_file.net_bytes("n", layers))
-    (folder / "x.solverstate").write_bytes(facade.caffe_file.state_bytes(4, "x.caffemodel", [*norm, *ip]))
+    (folder / "x.caffemodel").write_bytes(facade.binary.net_bytes("n", layers))
+    (folder / "x.solverstate").write_bytes(facade.binary.state_bytes(4, "x.caffemodel", [*norm, *ip]))
     both = {workers: lives(folder, tmp_path / f"out{workers}", workers) for workers in (1, 2)}
     assert done(both[2]) == done(both[1]) == [*map(str, range(5, 11)), "ROLLBACK 10", *map(str, range(5, 12))]
     one, two = ([e.loss for e in of(events, Iterated)] for events in both.values())

@@ -8,7 +8,8 @@ import pytest
 import stored_help
 import torch
 import torch.nn.functional as F
-from facade import Mixture, Model, ParamKind, Solver, UsageError, kind_of, losses, make_state, net
+from facade import Mixture, Model, ParamKind, Solver, UsageError, kind_of, losses, make_state
+from facade import layers as settings
 from net_texts import DATA, net_from
 from safetensors.torch import load_file
 
@@ -35,7 +36,7 @@ def loss(bottom: str = "fc", inside: str = "") -> str:
     return layer("SoftmaxWithLoss", f"loss of {bottom}", f"{bottom} label", f"loss of {bottom}", inside)
 
 
-def made(*layers: str, shape: tuple[int, int, int] = SHAPE) -> net.Net:
+def made(*layers: str, shape: tuple[int, int, int] = SHAPE) -> object:
     return net_from(DATA + "".join(layers), shape)
 
 
@@ -86,6 +87,9 @@ def test_blobs_of_one_name_are_one_parameter():
 def test_images_of_another_size_are_refused_where_a_weight_counts_them():
     with pytest.raises(UsageError, match="layer `fc` takes 144 numbers of an image, and gets 4 x 8 x 8"):
         network_of(*NORMED)(torch.zeros(1, 3, 8, 8))
+    cut = 'layer { name: "cut" type: "Slice" bottom: "data" top: "a" top: "x" slice_param { axis: 3 } }'
+    with pytest.raises(UsageError, match="layer `cut` cuts axis 3"):
+        network_of(cut, inner("fc"), loss())(torch.zeros(1, 3, 6, 5))
 
 
 # -- BatchNorm, whose numbers are real Caffe's in test_golden_training.py
@@ -137,10 +141,10 @@ def snapshot(folder: Path, *layers: str) -> Path:
 @pytest.mark.long
 def test_a_net_exported_to_onnx_answers_alike_for_any_batch(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
-    pool = layer("Pooling", "pool", inside="pooling_param { pool: AVE kernel_size: 3 stride: 2 pad: 2 }", top="y")
+    pool = layer("Pooling", "pool", inside="pooling_param { pool: AVE kernel_size: 3 stride: 2 pad: 1 }", top="y")
     lrn = layer("LRN", "lrn", top="l", inside="lrn_param { alpha: 0.5 }")
     text = "".join((*NORMED[:4], lrn, pool.replace('"x"', '"l"'), inner("fc", "y"), loss()))
-    for name, awkward in (("conv", "train"), ("scale", "s."), ("bn", ""), ("fc", "a..b")):
+    for name, awkward in (("conv", "train"), ("scale", "s."), ("fc", "a..b")):
         text = text.replace(f'name: "{name}"', f'name: "{awkward}"')
     folder = snapshot(tmp_path / "s", text)
     done = stored_help.stagerun("export", folder, "--onnx", "--output", tmp_path / "x.onnx")
@@ -177,7 +181,7 @@ def test_auxiliary_losses_train_and_an_evaluation_has_the_main_logits():
     labels = torch.tensor([0, 1, 2, 3])
     main, *each = network(images())
     assert each[1] is main or torch.equal(each[1], main)
-    of_net = [one.settings for one in made(*TWO).train.layers if isinstance(one.settings, net.SoftmaxWithLoss)]
+    of_net = [one.settings for one in made(*TWO).train.layers if hasattr(one.settings, "loss_weight")]
     objective = losses.loss_of(SOLVER, of_net=of_net)
     found = objective((main, *each), labels, None, images())
     wanted = 0.25 * F.cross_entropy(each[0], labels) + F.cross_entropy(main, labels)
@@ -192,7 +196,7 @@ def test_mixed_images_smoothing_and_class_weights_count_in_each_loss():
     labels, partners = torch.tensor([0, 1, 2, 3]), torch.tensor([1, 0, 3, 2])
     by_class = torch.tensor([1.0, 2, 3, 4, 5], dtype=torch.float64)
     mixed = Mixture(0.25, partners)
-    ofnet = losses.OfNet((net.SoftmaxWithLoss(loss_weight=2.0),), 0.1, by_class)
+    ofnet = losses.OfNet((settings.SoftmaxWithLoss(loss_weight=2.0),), 0.1, by_class)
     usual = losses.loss_of(replace(SOLVER, label_smoothing=0.1, class_weight=(1.0, 2, 3, 4, 5)))
     usual = replace(usual, class_weight=by_class)
     found, wanted = ofnet(logits, labels, mixed, logits), usual(logits, labels, mixed, logits)
@@ -221,25 +225,6 @@ def filled(kind: str, shape: tuple[int, int, int], inside: str, filler: str) -> 
     word = "filler" if kind == "Scale" else "weight_filler"
     text = layer(kind, "it", "data", "x", f"{holder} {{ {inside} {word} {{ {filler} }} }}")
     return network_of(text, inner("fc"), loss(), shape=shape).it.weight.detach()
-
-
-def test_sparse_gaussian_keeps_a_weight_with_the_probability_of_sparse_over_outputs():
-    found = filled("InnerProduct", (2000, 1, 1), "num_output: 50", 'type: "gaussian" std: 2 sparse: 10')
-    assert (found != 0).float().mean().item() == pytest.approx(0.2, abs=0.005)
-    assert found[found != 0].std().item() == pytest.approx(2.0, rel=0.02)
-
-
-def test_positive_unitball_sums_to_one_for_each_output():
-    found = filled("Convolution", (3, 6, 6), "num_output: 7 kernel_h: 4 kernel_w: 5", 'type: "positive_unitball"')
-    assert (found > 0).all() and torch.allclose(found.flatten(1).sum(1), torch.ones(7))
-
-
-@pytest.mark.parametrize(("width", "row"), [(2, [0.5, 0.5]), (3, [0.5, 1, 0.5]), (4, [0.25, 0.75, 0.75, 0.25])])
-def test_bilinear_interpolates(width, row):
-    found = filled(
-        "Deconvolution", (2, 6, 6), f"num_output: 2 group: 2 kernel_size: {width} bias_term: false", 'type: "bilinear"'
-    )
-    assert torch.equal(found[1, 0], torch.outer(*[torch.tensor(row)] * 2))
 
 
 def test_fans_are_counted_from_the_blobs_own_shape():

@@ -4,6 +4,7 @@ import csv
 import errno
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from facade import EnsembleTested, Iterated, PieceStarted, StageStarted, Storage
 from test_run_trees import ALONE, command, go, ids, make_schedule, mtimes, names, of
 
 from stagerun import store
+from stagerun.language import load
 
 MAIN = 'stage { name: "main" }\n'
 ONE = 'stage { name: "cut" from: "main@3" }\n'
@@ -115,3 +117,14 @@ def test_a_result_that_cannot_be_read_back_ends_the_run(base, tmp_path):
         with audited.refused(path, errno.EIO), pytest.raises(StorageError, match="can't be read back"):
             go(base / "schedule", out)
     assert go(base / "schedule", out)
+
+
+def test_in_another_folder_nothing_is_evaluated_again(base, tmp_path):
+    """Nor where an earlier version has written on what the results are."""
+    data, out = (shutil.copytree(base / name, tmp_path / "moved" / name) for name in ("data", "out"))
+    schedule = make_schedule(tmp_path / "s", data, MAIN + ONE + DEEP + BOTH)
+    assert command("run", schedule, "--out", out, *ALONE).startswith("nothing to do")
+    old = re.sub(", crop_size_ramp.*", ")", str(load(schedule).stages[0].solver.test_transform))
+    for path in (out / "results").rglob("*.json"):
+        path.write_text(re.sub(r"\{ .* \}", old, path.read_text()))
+    assert command("run", schedule, "--out", out, *ALONE).startswith("nothing to do")

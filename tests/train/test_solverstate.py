@@ -7,7 +7,8 @@ import caffe_nets
 import contract
 import numpy as np
 import pytest
-from facade import MOMENTUM, WEIGHTS, DataError, caffe_blobs, caffe_file, decode, looked_at, remember
+from caffe_lies import layer_bytes
+from facade import MOMENTUM, WEIGHTS, DataError, binary, blob_names, decode, looked_at, remember
 
 from stagerun.language import load
 
@@ -39,9 +40,9 @@ def folder_of(folder: Path, stages: str = STAGE) -> Path:
 
 
 def change(state: Path, factor: float = 2, iter: int = 75) -> None:
-    held = caffe_file.read_state(state.read_bytes())
-    blobs = [factor * blob.array() for blob in held.history]
-    state.write_bytes(caffe_file.state_bytes(iter, held.learned_net, blobs))
+    held = binary.read_state(state.read_bytes())
+    blobs = [factor * blob.data.reshape(blob.shape) for blob in held.history]
+    state.write_bytes(binary.state_bytes(iter, held.learned_net, blobs))
 
 
 def stagerun(*words: object, folder: Path) -> str:
@@ -64,7 +65,7 @@ def test_the_run_after_caffes_snapshot_a_resumed_one_and_another_state(tmp_path)
     run = stagerun("run", "s", "--out", "a", "--nproc", 1, "--threads", 1, folder=tmp_path)
     assert run.startswith("0") and "iterations 75 to 150, batch 64, from its .solverstate" in run, run
     found = tensors(tmp_path / "a", WEIGHTS)
-    for name, value in caffe_blobs.tensors(caffe_file.read_net((GOLDEN / "end.caffemodel").read_bytes())).items():
+    for name, value in blob_names.tensors((GOLDEN / "end.caffemodel").read_bytes()).items():
         # Rates here are computed in double, and Caffe's in float32.
         np.testing.assert_allclose(found[name], value, atol=2e-6 * np.abs(value).max())
     assert "done" in stagerun("plan", "s", "--out", "a", folder=tmp_path)
@@ -115,7 +116,7 @@ def test_what_check_finds_of_states_weights_and_freezing(written, tmp_path):
     folder = folder_of(tmp_path / "s", stage)
     shutil.copy(folder / "state" / "x.solverstate", folder / "state" / "end.solverstate")
     change(folder / "state" / "end.solverstate", 1, 150)
-    other = caffe_file.net_bytes("n", [(caffe_file.layer_bytes("z", "InnerProduct"), [np.ones((2, 2), np.float32)])])
+    other = binary.net_bytes("n", [(layer_bytes("z", "InnerProduct"), [np.ones((2, 2), np.float32)])])
     (folder / "other.caffemodel").write_bytes(other)
     begins = "end.solverstate" in written or "a@" in written
     output = stagerun("plan" if begins else "check", "s", folder=tmp_path)

@@ -6,23 +6,39 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from nan_help import make_schedule
 
 import stagerun
 
-NEED_WIRE = (
-    "compress_param { method: TOP_K }",
-    "sync_param { method: LOCAL replicas: 2 period: 2 }",
-    "sync_param { method: ASYNC replicas: 2 max_staleness: 2 }",
-)
+# By the wing's folder: fields that need it, and commands that do.
+NEED = {
+    "wire": (
+        (
+            "compress_param { method: TOP_K }",
+            "sync_param { method: LOCAL replicas: 2 period: 2 }",
+            "sync_param { method: ASYNC replicas: 2 max_staleness: 2 }",
+        ),
+        ("run dense --out new --replay out",),
+    ),
+    "caffe": (
+        ('net: "lenet.prototxt"', 'model { caffe_net: "lenet.prototxt" }'),
+        (
+            "plan --net lenet",
+            "import caffe dense --out new",
+            "plan weights --weights",
+            "export out/snapshots/main-00000002-a0001 --caffemodel m",
+        ),
+    ),
+}
 # An editable installation would find the folder in this tree.
 UNINSTALLED = "import sys; sys.meta_path = [it for it in sys.meta_path if 'editable' not in it.__module__]"
 
 
-def test_without_wire_dense_stages_train_and_its_fields_are_refused(tmp_path, few):
-    package, out = Path(stagerun.__file__).parent, tmp_path / "out"
-    shutil.copytree(package, tmp_path / "stagerun", ignore=shutil.ignore_patterns("wire", "__pycache__"))
-
+@pytest.mark.parametrize("wing", NEED)
+def test_without_a_wing_dense_stages_train_and_its_fields_are_refused(wing, tmp_path, few):
+    package, (fields, commands) = Path(stagerun.__file__).parent, NEED[wing]
+    shutil.copytree(package, tmp_path / "stagerun", ignore=shutil.ignore_patterns(wing, "__pycache__"))
     (tmp_path / "sitecustomize.py").write_text(UNINSTALLED)
 
     def command(*words: object) -> tuple[int, str]:
@@ -31,14 +47,17 @@ def test_without_wire_dense_stages_train_and_its_fields_are_refused(tmp_path, fe
         done = subprocess.run(called, cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=200)
         return done.returncode, done.stdout + done.stderr
 
-    dense = make_schedule(tmp_path / "dense", few, main="max_iter: 2")
+    dense, out = make_schedule(tmp_path / "dense", few, main="max_iter: 2"), tmp_path / "out"
     assert "no mistakes" in command("check", dense)[1] and "2 to do" in command("plan", dense, "--out", out)[1]
     assert command("run", dense, "--out", out, "--nproc", 1)[0] == 0
     assert (out / "snapshots/main-00000002-a0001/model.safetensors").exists()
-    code, said = command("run", dense, "--out", tmp_path / "new", "--replay", out)
-    assert code == 64 and "lacks stagerun/wire" in said
-    stages = {f"s{i}": f"max_iter: 2\n{field}" for i, field in enumerate(NEED_WIRE)}
+    (tmp_path / "w.caffemodel").write_bytes(b"\n\x01x")
+    make_schedule(tmp_path / "weights", few, main='max_iter: 2 weights { file: "../w.caffemodel" }')
+    for words in commands:
+        code, said = command(*words.split())
+        assert code == 64 and f"lacks stagerun/{wing}" in said, (words, said)
+    stages = {f"s{i}": f"max_iter: 2\n{field}" for i, field in enumerate(fields)}
     code, said = command("check", make_schedule(tmp_path / "all", few, **stages))
-    assert code == 64 and said.count("lacks stagerun/wire") == len(NEED_WIRE)
-    for stage, field in zip(stages, NEED_WIRE, strict=True):
-        assert f"{stage}.prototxt:2:1: stage `{stage}` has `{field.split()[0]}`, and this installation lacks" in said
+    assert code == 64 and said.count(f"lacks stagerun/{wing}") == said.count("hint:") == len(fields)
+    for stage in stages:
+        assert f"{stage}.prototxt:2:" in said

@@ -37,7 +37,7 @@ class PlainImport:
         if len(source) >= _MOST:
             raise UsageError(f"{path}: {len(source)} images; keys of eight digits number fewer than 100 million")
         self._source = source
-        self._order: NDArray[np.int64] = order.indices(1, len(source), 0, len(source), True)
+        self._order: NDArray[np.int64] = order.EveryRecord(1, len(source), True).at(0, len(source))
         self.title = f"stagerun data import: {source.kind} {path}"
         self.classes, self.ignored = source.classes, source.ignored
         self.statistics: Statistics | None = None

@@ -45,7 +45,7 @@ class ImportWork(PlainImport):
         """`pixels_alone`: the format holds pixels, and no encoded images."""
         super().__init__(source, path)
         count, shuffled = min(len(source), options.limit or len(source)), options.seed is not None
-        self._order = order.indices(options.seed or 0, len(source), 0, count, shuffled)
+        self._order = order.EveryRecord(options.seed or 0, len(source), shuffled).at(0, count)
         if pixels_alone and options.quality is not None:
             raise UsageError(
                 f"--quality is for encoded images; {source.kind} holds pixels, which are stored as they are",

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
-from stagerun.language.lexer import Kind, Token, tokens
-from stagerun.language.parse import CLOSING
+from stagerun.language.lexer import CLOSING, Kind, Token, tokens
 
 COMMENT_COLUMN = 34  # of comments behind short lines, from 0
 _CLOSERS = tuple(CLOSING.values())

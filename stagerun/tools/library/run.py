@@ -16,7 +16,7 @@ from stagerun.base.recipe import Schedule
 from stagerun.command.ending import of_surroundings
 from stagerun.launch import GRACE_S
 from stagerun.logs.table import all_logs, require_packages
-from stagerun.plan.workers import check_workers
+from stagerun.plan.choice import check_workers
 from stagerun.system.world import World, default_threads, launched, started_by
 from stagerun.tools.library.lockstep import Lockstep
 from stagerun.tools.library.plan import Folder, Names, names_of, require_name, schedule_of

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from google.protobuf.descriptor import Descriptor
 
@@ -13,7 +13,7 @@ from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.stages import Node
 from stagerun.language.tree import SCHEDULE, SOLVER
 from stagerun.system.files import upward
-from stagerun.tools.lint import lint, problems
+from stagerun.tools.lint import lint
 
 Texts = Mapping[str, str]  # by absolute path
 
@@ -29,7 +29,7 @@ def folder_of(path: str, typed: Texts) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """`schedule`: None where there are mistakes. `findings`: lint's; what `run` won't take, which `check` notes, is among them."""
+    """`schedule`: None where there are mistakes. `findings`: lint's; what `run` won't take of images that are here is among them."""
 
     path: str
     typed: Texts
@@ -70,10 +70,9 @@ def look(path: str, typed: Texts) -> Folder:
     try:
         kinds = dict.fromkeys(files_in(path, edited), SOLVER) | kinds
         schedule = load(path, (), edited)
-        found = problems(schedule, lint(schedule))
+        found = lint(schedule)
         if all(one.level is Level.NOTE for one in found):
-            refused = (*look_at_folders(schedule), *look_at_classes(schedule))
-            found = (*found, *(replace(one, level=Level.NOTE) for one in refused))
+            found = (*found, *look_at_folders(schedule), *look_at_classes(schedule))
     except RecipeError as error:
         return Folder(path, typed, mistakes=error.problems, kinds=kinds)
     except StagerunError as error:

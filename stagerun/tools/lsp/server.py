@@ -7,8 +7,8 @@ from typing import Any
 from lsprotocol import types as lsp
 
 from stagerun.base.errors import Problems, Span
-from stagerun.language.completion import names_of
 from stagerun.language.parse import parse
+from stagerun.language.stages import names_of
 from stagerun.tools.fmt.style import formatted
 from stagerun.tools.lsp.actions import fix
 from stagerun.tools.lsp.complete import proposals

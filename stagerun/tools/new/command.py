@@ -17,14 +17,14 @@ import stagerun
 from stagerun.base import recipe, units
 from stagerun.base.errors import DataError, ExitCode, Problem, Problems, RecipeError, StagerunError, UsageError, nearest
 from stagerun.base.recipe import Schedule
-from stagerun.base.text import columns, count
+from stagerun.base.text import columns, count, listed
 from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, flag, option
 from stagerun.data.index import Index
 from stagerun.data.index import load as load_index
 from stagerun.language import load, read, stages
-from stagerun.language.folder import refuse_existing, write_folder
-from stagerun.language.layers import DURATIONS
+from stagerun.language.disk import refuse_existing, write_folder
+from stagerun.language.layers import pairs
 from stagerun.language.lexer import Kind, tokens
 from stagerun.language.parse import parse
 from stagerun.language.resolve import SCHEDULE_FILE
@@ -73,7 +73,7 @@ def new(
     given = (("NAME", folder), ("--train LMDB", train), ("--val LMDB", val))
     if folder is None or train is None or val is None:
         raise UsageError(
-            f"{' and '.join(what for what, value in given if value is None)}: missing",
+            f"{listed([what for what, value in given if value is None])}: missing",
             "`stagerun data import` makes an LMDB of a folder of images",
         )
     new_schedule(folder, base, train, val)
@@ -193,7 +193,7 @@ def _classes(train: Index, val: Index, path: str) -> Iterator[StagerunError]:
     number = _number_of_classes(train)
     if known and other and known != other:
         odd = sorted({*known} ^ {*other})
-        what = f"{', '.join(odd[:5])}{', ...' * (len(odd) > 5)} in one of them only" if odd else "the order is another"
+        what = f"{listed(odd, 5)} in one of them only" if odd else "the order is another"
         yield DataError(f"{path}: its classes are not those of the training images: {what}", hint)
     elif (most := int(val.labels.max())) >= number:
         yield DataError(f"{path}: there is a label {most}, but the training images have labels 0 to {number - 1}", hint)
@@ -234,7 +234,7 @@ def _size(size: tuple[int, int]) -> str:
 
 _OF_MIXED = 64  # the most pixels of a side to which `new` crops images of many sizes
 
-_EPOCHS = dict(DURATIONS)
+_EPOCHS = {iterations: epochs for epochs, iterations in pairs(SOLVER).items()}
 _START = re.compile(r'"([\w-]+)@(\d+)(?:\.\.(\d+)/(\d+))?"')  # "trunk@15000", or the members "trunk@6000..8000/500"
 _LENGTH = re.compile(r"[:,;][^:,;]*\d[\d,.]* updates?\b.*")  # `: 7800 updates, 25 epochs`
 

@@ -127,7 +127,7 @@ class _Run:
         """Begin a stage; False where a snapshot that it needs is damaged, and set aside now."""
         stage, keeper = planned.stage, self.keeper
         own = plan.inventory.of(stage.name) if planned.state is State.RESUME else ()  # a rollback may go back further
-        needed = {ref.name: ref for ref in (*own, *lineage(keeper.schedule, plan, planned))}
+        needed = {ref.name: ref for ref in (*own, *lineage(plan, planned))}
         if harmed := [ref for ref in needed.values() if store.is_harmed(keeper.disk, keeper.out, ref.name)]:
             for ref in harmed:
                 keeper.set_aside(ref)
@@ -165,7 +165,9 @@ class _Run:
         elif own and (done := read_result(self.keeper.out, own[-1])) is not None:
             top1 = "not evaluated" if done.top1 is None else f"top-1 {percent(done.top1)}"
             iterations = count(done.iterations, "iteration")
-            say(f"stage {name}: {top1}, train loss {done.loss:.4g}, {iterations} in {done.train_seconds:.1f} s")
+            say(
+                f"stage {name}: {top1}, train loss {done.loss:.4g}, {iterations} in {duration(done.train_seconds, '.1f')}"
+            )
 
     def last_event(self, code: int | None, seconds: float) -> RunFinished | Stopped | Failed:
         if self.failed:

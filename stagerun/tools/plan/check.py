@@ -3,17 +3,17 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
-from stagerun.base.errors import ExitCode, Level, Problem, StagerunError
+from stagerun.base.errors import ExitCode, Level, Problem, RecipeError, StagerunError
 from stagerun.base.recipe import ABSENT, CODE, Schedule, Source, Stage, Weights
-from stagerun.base.text import count, listed
+from stagerun.base.text import count
 from stagerun.command.ending import show, tell
 from stagerun.command.options import command, flag
 from stagerun.command.shared import Folder, Overrides
 from stagerun.data.weights import find
 from stagerun.language import digest, load, look_at_classes, look_at_folders
 from stagerun.language.networks import from_outside
-from stagerun.plan.transfer import network_change
-from stagerun.tools.lint import lint, problems
+from stagerun.plan.described import network_change
+from stagerun.tools.lint import lint
 
 
 @command()
@@ -33,7 +33,7 @@ def check(
         download(schedule)
     weights = missing_weights(stage for stage in schedule.stages if stage.enabled)
     changes = (line for stage in schedule.stages if (line := network_change(schedule, stage)))
-    tell("\n".join(f"note: {line}" for line in (*merged(schedule), *missing_data(schedule), *weights, *changes)))
+    tell("\n".join(f"note: {line}" for line in (*missing_data(schedule), *weights, *changes)))
     findings = tell_findings(schedule, strict)
     found = [s for s in schedule.stages if s.enabled and s.solver.start is not None and _sought(s.solver.start) is None]
     if found or any(stage.enabled and stage.solver.freeze for stage in schedule.stages):
@@ -41,12 +41,12 @@ def check(
         from stagerun.models.skeleton import without_memory
         from stagerun.train.starting_weights import require_fitting
 
-        def parent(stage: Stage) -> Stage:
-            return schedule.stage(stage.parent) if stage.parent is not None else stage
-
-        known = [stage for stage in schedule.stages if not from_outside(stage.model)]
-        started = [stage for stage in found if stage in known and not from_outside(parent(stage).model)]
+        outside = {stage.name for stage in schedule.stages if from_outside(stage.model)}
+        known = [stage for stage in schedule.stages if stage.name not in outside]
+        started = [stage for stage in found if outside.isdisjoint((stage.name, stage.parent))]
         require_fitting(schedule, started, known, without_memory)
+    if refused := (*look_at_folders(schedule), *look_at_classes(schedule)):
+        raise RecipeError(refused)
     show(
         f"{schedule.name}: {count(len(schedule.stages), 'stage')}, "
         f"{count(sum(s.solver.max_iter for s in schedule.stages), 'iteration')}, no mistakes, "
@@ -54,30 +54,6 @@ def check(
         f"digest {digest(schedule)[:12]}"
     )
     tell("\n".join(f"note: {line}" for line in missing_packages(schedule)))
-    for problem in (*look_at_folders(schedule), *look_at_classes(schedule)):
-        tell(f"note: `run` will refuse this:\n{problem.render()}")
-
-
-def merged(schedule: Schedule) -> Iterator[str]:
-    """A sentence on messages of stages that replaced those of the schedule in earlier versions, and merge with them now; none where a
-    `clear` shows that the schedule was written for that."""
-    if any("clear:" in text for _, text in schedule.files):
-        return
-    found: dict[str, None] = {}
-    for stage in schedule.stages:
-        layers: dict[str, set[str]] = {}
-        for field, origin in stage.origins.items():
-            words = field.split(".")
-            if words[0] == "solver" and len(words) > 2:
-                layers.setdefault(words[1], set()).add(origin.layer)
-        found |= {
-            f"`{stage.name}.{name}`": None
-            for name, its in layers.items()
-            if "schedule" in its and its & {"stage", "sweep"}
-        }
-    if found:
-        names = listed(list(found))
-        yield f"{names}: what isn't written there is inherited now; before, the whole message was replaced. `clear` takes a field away"
 
 
 def missing_data(schedule: Schedule) -> Iterator[str]:
@@ -114,17 +90,12 @@ def field_in(schedule: Schedule, stage: Stage, field: str) -> str:
 def named_sources(schedule: Schedule) -> Iterator[tuple[Stage, str, Source]]:
     """Each set of the enabled stages once: the stage that has it first, its field there, as `data.val`, and itself."""
     seen: set[tuple[str, int]] = set()
-    for stage in schedule.stages if any(stage.enabled for stage in schedule.stages) else ():
-        fields = [("data.train", stage.data.train), *_named_vals(stage)]
-        for field, source in fields if stage.enabled else ():
+    for stage in (stage for stage in schedule.stages if stage.enabled):
+        vals = (("data.val" if n == 0 else f"data.val.{val.name}", val) for n, val in enumerate(stage.data.val))
+        for field, source in (("data.train", stage.data.train), *vals):
             if (source.path, source.images) not in seen:
                 seen.add((source.path, source.images))
                 yield stage, field, source
-
-
-def _named_vals(stage: Stage) -> Iterator[tuple[str, Source]]:
-    """The first under the name of all."""
-    yield from (("data.val" if n == 0 else f"data.val.{val.name}", val) for n, val in enumerate(stage.data.val))
 
 
 def missing_packages(schedule: Schedule) -> Iterator[str]:
@@ -154,7 +125,7 @@ class Suspicious(StagerunError):
 
 def tell_findings(schedule: Schedule, strict: bool = False) -> int:
     """Show all that lint finds; return the number of warnings. Suspicious if there are any and they count as mistakes."""
-    found = problems(schedule, lint(schedule))
+    found = lint(schedule)
     warnings = [problem for problem in found if problem.level is Level.WARNING]
     notes = "\n".join(problem.render() for problem in found if problem.level is Level.NOTE)
     tell(notes + "\n" * bool(notes and warnings))

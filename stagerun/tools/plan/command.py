@@ -1,7 +1,7 @@
 """`stagerun plan`: what `run` would do."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,34 +9,26 @@ from pathlib import Path
 import click
 
 from stagerun.base.errors import Problems, RecipeError, UsageError, listing
-from stagerun.base.recipe import Method, Schedule, Stage
+from stagerun.base.recipe import Method, Schedule
 from stagerun.base.snapshots import passed_over
 from stagerun.base.text import count, size
-from stagerun.base.wings import wing
+from stagerun.base.wings import require_wing, wing
 from stagerun.command.ending import show
 from stagerun.command.options import argument, command, flag, option
-from stagerun.command.shared import (
-    FASTEST,
-    SLOWEST,
-    Duration,
-    FiniteRange,
-    Json,
-    PlannedOptions,
-    output_folder,
-)
+from stagerun.command.shared import FASTEST, SLOWEST, Duration, FiniteRange, Json, PlannedOptions, output_folder
 from stagerun.drawing.picture import make_picture
 from stagerun.language import load, look_at_classes, look_at_folders
 from stagerun.language.layers import LMDB
 from stagerun.plan import Plan, State
-from stagerun.plan.counting import other_set
-from stagerun.plan.estimate import averages_on_disk, snapshots_on_disk
+from stagerun.plan.ensembles import other_set
+from stagerun.plan.rehearsal import averages_on_disk, snapshots_on_disk
 from stagerun.plan.render import csv_rows, render_json, render_text
 from stagerun.store import Damaged, LocalDisk, inspect, local_kind, lost_with
 from stagerun.system import signals
 from stagerun.system.files import writing
 from stagerun.system.image_folder import is_class_folder
 from stagerun.system.imports import is_there
-from stagerun.tools.lint import lint, problems
+from stagerun.tools.lint import lint
 from stagerun.tools.plan import plot
 from stagerun.tools.plan.check import field_in, missing_data, missing_weights, named_sources
 from stagerun.tools.plan.hours import Beside, beside
@@ -89,9 +81,7 @@ def plan(options: PlanOptions) -> None:
     if options.net is not None:
         if options.folder:
             raise UsageError(f"--net {options.net}, and {options.folder} besides", "leave one of them out")
-        from stagerun.tools.plan.net import net_text
-
-        return show(net_text(options.net, options.size))
+        return show(require_wing("caffe.table.net_text")(options.net, options.size))
     if not options.folder:
         raise click.UsageError("Missing argument 'DIR'.")
     if options.size is not None:
@@ -114,7 +104,7 @@ def plan(options: PlanOptions) -> None:
         *choices_remark(planned, target),
         *place_remark(target),
     ]
-    findings = problems(schedule, lint(schedule))
+    findings = lint(schedule)
     more = beside(planned, target, options.images_per_second, options.allocation)
     if options.weights:
         more = with_weights(more, planned)
@@ -128,25 +118,23 @@ def plan(options: PlanOptions) -> None:
         plot.write(options.plot_file, over_hours or make_picture(schedule), options.x, options.scale)
 
 
-def remarks(plan: Plan) -> list[str]:
+def remarks(plan: Plan) -> Iterator[str]:
     """One sentence each: what is missing here, damaged or forbidden."""
-    found = [f"snapshot {name} is damaged and is passed over" for name in plan.inventory.damaged]
-    found += [passed_over(name) for name in plan.inventory.forbidden]
-    found += missing_data(plan.schedule)
-    found += missing_weights(s.stage for s in plan.stages if s.state in (State.FRESH, State.STALE))
+    yield from (f"snapshot {name} is damaged and is passed over" for name in plan.inventory.damaged)
+    yield from map(passed_over, plan.inventory.forbidden)
+    yield from missing_data(plan.schedule)
+    yield from missing_weights(s.stage for s in plan.stages if s.state in (State.FRESH, State.STALE))
     for stage, field, source in named_sources(plan.schedule):
         origin = stage.origins.get(f"{field}.images")
         if origin is not None and origin.layer == LMDB:
             field = field_in(plan.schedule, stage, field)
             place = "counted in" if is_class_folder(source.path) else "read from LMDB"
-            found.append(f"{field}.images: {source.images}, {place} {source.path}")
+            yield f"{field}.images: {source.images}, {place} {source.path}"
     refused = (*look_at_folders(plan.schedule), *look_at_classes(plan.schedule))
-    found += [f"{p.message} ({p.span}): `run` will refuse this; {p.hint}" for p in refused]
-    found += import_remarks(plan.schedule)
-    found += [
-        f"snapshots of `{name}` count for no stage of this schedule, and are left alone" for name in plan.unclaimed
-    ]
-    return found
+    yield from (f"{p.message} ({p.span}): `run` will refuse this; {p.hint}" for p in refused)
+    yield from import_remarks(plan.schedule)
+    for name in plan.unclaimed:
+        yield f"snapshots of `{name}` count for no stage of this schedule, and are left alone"
 
 
 def disk_remark(plan: Plan, out: Path) -> list[str]:
@@ -166,51 +154,40 @@ def disk_remark(plan: Plan, out: Path) -> list[str]:
     return [text]
 
 
-def import_remarks(schedule: Schedule) -> list[str]:
+def import_remarks(schedule: Schedule) -> Iterator[str]:
     """What `run` makes of folders of images."""
-    return [
-        f"{path}: {count(made.images, 'image')} of {len(made.classes)} classes; "
-        + (f"imported to {made.lmdb}" if is_there(made) else f"`run` imports them to {made.lmdb}")
-        for path, made in schedule.imports.items()
-    ]
+    for path, made in schedule.imports.items():
+        does = "imported" if is_there(made) else "`run` imports them"
+        yield f"{path}: {count(made.images, 'image')} of {len(made.classes)} classes; {does} to {made.lmdb}"
 
 
-def results_remark(plan: Plan, out: Path) -> list[str]:
+def results_remark(plan: Plan, out: Path) -> Iterator[str]:
     """What is trained and still to be evaluated: without a result, or with one of other validation images than lie there now."""
-    found = {s.stage.name: results.read_result(out, s.end) for s in results.unfinished(plan, out) if s.end is not None}
-    missing = [name for name, result in found.items() if result is None]
-    missing = [name for name in missing if plan.schedule.stage(name).data.val]
-    results_of = [(plan.schedule.stage(name), result) for name, result in found.items() if result is not None]
-    other = [stage.name for stage, result in results_of if other_set(plan.schedule, stage, result.tested_set)]
-    remarks = []
+    missing, other = list[str](), list[str]()
+    for planned in results.unfinished(plan, out):
+        stage, result = planned.stage, results.read_result(out, planned.end) if planned.end is not None else None
+        if result is None:
+            missing += [stage.name] if stage.data.val else []
+        elif other_set(plan.schedule, stage, result.tested_set):
+            other.append(stage.name)
     if missing:
-        remarks.append(f"trained but not evaluated: {listing(missing, 'and')}; `run` evaluates")
+        yield f"trained but not evaluated: {listing(missing, 'and')}; `run` evaluates"
     if other:
         were = "was" if len(other) == 1 else "were"
-        remarks.append(
-            f"data.val: the images are not those that {listing(other, 'and')} {were} evaluated on; `run` evaluates again"
-        )
-    return remarks
+        yield f"data.val: the images are not those that {listing(other, 'and')} {were} evaluated on; `run` evaluates again"
 
 
 def choices_remark(plan: Plan, out: Path) -> list[str]:
     """What `method: AUTO` of `compress_param` has chosen, of stages that have started."""
-    auto = [s.stage for s in plan.stages if s.state is not State.DISABLED and _auto(s.stage)]
-    found = [wing("wire.choices.read_chosen")(out, stage) for stage in auto]
+    started = [s.stage for s in plan.enabled if (how := s.stage.solver.compress) and how.method is Method.AUTO]
+    found = [wing("wire.choices.read_chosen")(out, stage) for stage in started]
     return [f"`{one.stage}`: AUTO chose for {count(one.workers, 'worker')}: {one.words}" for one in found if one]
 
 
-def _auto(stage: Stage) -> bool:
-    return stage.solver.compress is not None and stage.solver.compress.method is Method.AUTO
-
-
-def place_remark(out: Path, environment: Mapping[str, str] = os.environ) -> list[str]:
+def place_remark(out: Path) -> list[str]:
     """What it means for a job of several hosts that OUT lies on a file system of this one alone: where the command runs in a Slurm
     allocation of several nodes."""
-    nodes = environment.get("SLURM_JOB_NUM_NODES", "1")
-    if not (nodes.isascii() and nodes.isdigit() and int(nodes) > 1):
-        return []
-    kind = local_kind(out)
+    kind = local_kind(out) if os.environ.get("SLURM_JOB_NUM_NODES", "1") != "1" else ""
     return [lost_with(out, kind, "")] if kind else []
 
 

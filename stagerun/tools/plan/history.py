@@ -5,7 +5,7 @@ Reads the files of a schedule that has no mistakes a second time, so that readin
 
 import posixpath
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from stagerun.base import recipe
 from stagerun.base.errors import Problems, Span
@@ -16,8 +16,7 @@ from stagerun.language.stages import Node
 from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, is_message
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(NamedTuple):
     """What a layer says of a field. `name` is the field that is written there: its own, its partner's in another unit, `clear`,
     or a message around it that `clear` names.
 
@@ -31,8 +30,7 @@ class Said:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
+class _Layer(NamedTuple):
     """`path` is where the block goes: () for a Solver's fields, else that of a message whose other fields stay."""
 
     name: str
@@ -49,29 +47,25 @@ def history(schedule: recipe.Schedule, overrides: Sequence[str], stage: str | No
     ignored = Problems()
     root = parse(path, text, SCHEDULE, ignored)
     found = stages.nodes(root, ignored)
-    names = dict.fromkeys([*(n.name for n in found), *stages.groups(found)])
-    changes = override.read(overrides, list(names), ignored)
+    changes = override.read(overrides, [*(n.name for n in found), *stages.groups(found)], ignored)
+    words = key.split(".")
     if stage is None:
         layers = [_Layer("schedule", root)]
         layers += [_Layer("--set", c.leaf, c.path) for c in changes if c.stage is None]
-        words = key.split(".")
     else:
         node = next(n for n in found if n.name == stage)
         file = posixpath.join(posixpath.dirname(path), node.file or "")
         own = node.solver or parse(file, texts.get(file, ""), SOLVER, ignored)
         layers = list(_of_stage(node, root, own, changes))
-        words = key.split(".")[1:]
-    said = [one for layer in layers for one in _said(layer, words)]
-    return tuple(Said(layer, name, value, span, ignored.line(span)) for layer, name, value, span in said)
+        words = words[1:]
+    return tuple(one for layer in layers for one in _said(layer, words, ignored))
 
 
 def _of_stage(node: Node, root: Block, file: Block, changes: Sequence[override.Override]) -> Iterator[_Layer]:
     """In the order of `language.layers`: of what one layer says, what is inside a message comes on top of the message."""
     for block in root.blocks("solver"):
         yield _Layer("schedule", block)
-    shared = [
-        c for c in changes if c.stage is None and ("solver" in c.leaf.entries if not c.path else c.path[0] == "solver")
-    ]
+    shared = [c for c in changes if c.stage is None and (not c.path or c.path[0] == "solver")]
     for change in sorted(shared, key=lambda c: len(c.path)):
         for block in change.leaf.blocks("solver") if not change.path else [change.leaf]:
             yield _Layer("--set", block, change.path[1:])
@@ -84,8 +78,8 @@ def _of_stage(node: Node, root: Block, file: Block, changes: Sequence[override.O
             yield _Layer("--set", change.leaf, change.path)
 
 
-def _said(layer: _Layer, words: Sequence[str]) -> Iterator[tuple[str, str, str, Span]]:
-    """(layer, name, text, span) of what a layer says of the field that `words` lead to: one or nothing."""
+def _said(layer: _Layer, words: Sequence[str], files: Problems) -> Iterator[Said]:
+    """What a layer says of the field that `words` lead to: that it takes it away, sets it, both or nothing."""
     inside = len(layer.path)
     if tuple(words[:inside]) != layer.path or len(words) == inside:
         return
@@ -95,10 +89,10 @@ def _said(layer: _Layer, words: Sequence[str]) -> Iterator[tuple[str, str, str, 
         around = {".".join(words[:n]) for n in range(1, len(words) + 1)}
         for value in entries["clear"].values:
             if value.value in around | {other}:
-                yield layer.name, "clear", value.text, value.span
+                yield Said(layer.name, "clear", value.text, value.span, files.line(value.span))
     found = entries.get(top) or entries.get(other)
     if found is not None and (entry := _inside(found, words[inside + 1 :])) is not None:
-        yield layer.name, entry.field.name, _written(entry), entry.place
+        yield Said(layer.name, entry.field.name, _written(entry), entry.place, files.line(entry.place))
 
 
 def _inside(entry: Entry, words: Sequence[str]) -> Entry | None:

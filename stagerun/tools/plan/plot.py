@@ -7,13 +7,14 @@ from typing import Annotated
 import click
 
 from stagerun.base.errors import StorageError, UsageError
+from stagerun.base.recipe import Schedule
 from stagerun.command.ending import tell
 from stagerun.command.options import option
 from stagerun.drawing.picture import Picture, Unit, make_picture
 from stagerun.drawing.scale import make_scale
 from stagerun.drawing.svg import require_svg
 from stagerun.plan import Plan
-from stagerun.plan.hours import seconds_at
+from stagerun.plan.hours import Hours, spent
 from stagerun.system.files import writing
 from stagerun.tools.plan.hours import HINT
 from stagerun.train.hours import find_hours
@@ -60,13 +61,19 @@ def over_hours(plan: Plan, out: Path, images_per_second: float | None) -> Pictur
     hours = find_hours(plan, out, images_per_second)
     if hours is None:
         raise UsageError("--x hours needs to know how fast training is, and nothing was measured here", HINT)
-    unknown = [stage.name for stage in schedule.stages if stage.name not in hours.speeds]
-    if unknown:
+    if unknown := [stage.name for stage in schedule.stages if stage.name not in hours.speeds]:
         raise UsageError(f"--x hours: stage {', '.join(unknown)} {hours.unknown}", HINT)
 
-    def seconds(stage: str, iter: int) -> float:
-        found = seconds_at(schedule, hours, stage, iter)
-        assert found is not None  # every speed is known
-        return found
+    return make_picture(schedule, lambda stage, iter: _seconds_at(schedule, hours, stage, iter))
 
-    return make_picture(schedule, seconds)
+
+def _seconds_at(schedule: Schedule, hours: Hours, name: str, iter: int) -> float:
+    """Seconds from the seed to `iter` updates of a stage, along its path of ancestors and in one process life. The ancestors' evaluations and
+    snapshots are in it."""
+    stage, speed, before = schedule.stage(name), hours.speeds[name], hours.opening
+    if stage.parent is not None:
+        parent, end = schedule.stage(stage.parent), schedule.start_iter(stage)
+        before = _seconds_at(schedule, hours, parent.name, end)
+        if end == parent.solver.max_iter:
+            before += hours.speeds[parent.name].written + hours.speeds[parent.name].test
+    return before + speed.start + spent(schedule, stage, speed, 0, iter).total

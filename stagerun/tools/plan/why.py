@@ -1,7 +1,8 @@
 """`stagerun plan --why`: where a setting of a schedule came from, and what it means."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
@@ -13,7 +14,7 @@ from stagerun.language.layers import LMDB, NET, pairs
 from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, is_message
 from stagerun.language.values import NONE, at_default, leaves, own_images, shown, text
 from stagerun.manual.fields import help_text
-from stagerun.plan.raised import MAX_ITER, what_end_differs
+from stagerun.plan.counting import MAX_ITER, what_end_differs
 from stagerun.tools.plan.history import Said, history
 from stagerun.train.progress import RECIPE
 
@@ -26,16 +27,19 @@ _GONE = {field.name for kind in _KINDS for field in kind.fields} - {
 _ENTRY = frozenset(SCHEDULE.fields_by_name["stage"].message_type.fields_by_name) - frozenset(SOLVER.fields_by_name)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """`stage` None: of Schedule. `fields` lead from the Solver, or Schedule, to the field; empty for a whole stage."""
 
     stage: Stage | None
     fields: tuple[FieldDescriptor, ...]
 
     @property
+    def words(self) -> str:
+        return ".".join(field.name for field in self.fields)
+
+    @property
     def key(self) -> str:
-        return ".".join([*(["solver"] if self.stage else []), *(f.name for f in self.fields)])
+        return f"solver.{self.words}" if self.stage else self.words
 
 
 def explained(schedule: Schedule, name: str, overrides: Sequence[str] = ()) -> str:
@@ -51,36 +55,24 @@ def explained(schedule: Schedule, name: str, overrides: Sequence[str] = ()) -> s
     stage = next((s for s in schedule.stages if s.name == first), None)
     if stage is not None and not words:
         return _stage_table(schedule, stage)
-    if stage is not None and words[0] not in _ENTRY:
-        return _one(schedule, Asked(stage, _follow(SOLVER, words)), overrides)
-    if group and words[0] not in _ENTRY:
-        return _of_several(schedule, group, _follow(SOLVER, words))
-    return _shared(schedule, first, words, overrides)
-
-
-def _shared(schedule: Schedule, first: str, words: Sequence[str], overrides: Sequence[str]) -> str:
-    """A field of every stage, or of the schedule itself."""
-    if first in ("solver", "stage") and words and words[0] not in _ENTRY:
-        return _of_several(schedule, schedule.stages, _follow(SOLVER, words))
+    if words and words[0] not in _ENTRY:
+        if stage is not None:
+            return _one(schedule, Asked(stage, _follow(SOLVER, words)), overrides)
+        if group or first in ("solver", "stage"):
+            return _of_several(schedule, group or schedule.stages, _follow(SOLVER, words))
     if first in SOLVER.fields_by_name and first not in SCHEDULE.fields_by_name:
         return _of_several(schedule, schedule.stages, _follow(SOLVER, [first, *words]))
-    entries = {*(s.name for s in schedule.stages), *(s.group for s in schedule.stages), "stage", "solver", *_ENTRY}
-    ensembles = {*(one.name for one in schedule.ensembles), "ensemble"}
-    if first in entries | ensembles and first != "name":
-        kind = "Ensemble" if first in ensembles else "StageEntry"
+    stages = [name for s in schedule.stages for name in (s.name, s.group) if name is not None]
+    ensembles = [one.name for one in schedule.ensembles]
+    if first in {*stages, *ensembles, *_ENTRY, "stage", "solver", "ensemble"} - {"name"}:
+        kind = "Ensemble" if first in (*ensembles, "ensemble") else "StageEntry"
         text = f"`{'.'.join([first, *words])}` stands in schedule.prototxt alone, where nothing overrides it"
         raise UsageError(text, f"`stagerun help {kind}` says what it means; or name STAGE.FIELD")
     if first not in SCHEDULE.fields_by_name:
-        _unknown(schedule, first)
+        known = [*stages, *ensembles, *SCHEDULE.fields_by_name, *SOLVER.fields_by_name, *_ENTRY]
+        hint = nearest(first, known) or f"the stages are {listing([s.name for s in schedule.stages])}"
+        raise UsageError(f"`{first}` is neither a stage nor a field", hint)
     return _one(schedule, Asked(None, _follow(SCHEDULE, [first, *words])), overrides)
-
-
-def _unknown(schedule: Schedule, word: str) -> None:
-    names = [s.name for s in schedule.stages]
-    groups = [s.group for s in schedule.stages if s.group is not None]
-    known = [*names, *groups, *(e.name for e in schedule.ensembles), *SCHEDULE.fields_by_name, *SOLVER.fields_by_name]
-    hint = nearest(word, [*known, *_ENTRY]) or f"the stages are {listing(names)}"
-    raise UsageError(f"`{word}` is neither a stage nor a field", hint)
 
 
 def _follow(kind: Descriptor, words: Sequence[str]) -> tuple[FieldDescriptor, ...]:
@@ -96,14 +88,15 @@ def _follow(kind: Descriptor, words: Sequence[str]) -> tuple[FieldDescriptor, ..
         found.append(field)
         if number == len(words) - 1:
             break
-        if not is_message(field):
-            raise UsageError(f"`{word}` is not a message: nothing is inside it", f"leave out `.{words[number + 1]}`")
-        if field.is_repeated and field.message_type is not SOURCE:
-            raise UsageError(
-                f"`{word}` is a list of messages, and is explained whole", f"leave out `.{words[number + 1]}`"
+        if not is_message(field) or (field.is_repeated and field.message_type is not SOURCE):
+            inside = (
+                "a list of messages, and is explained whole"
+                if is_message(field)
+                else "not a message: nothing is inside it"
             )
+            raise UsageError(f"`{word}` is {inside}", f"leave out `.{words[number + 1]}`")
         kind = field.message_type
-    if found and (first := {b: a for a, b in pairs(kind)}.get(found[-1].name)):
+    if found and (first := pairs(kind).get(found[-1].name)):
         found[-1] = kind.fields_by_name[first]  # `max_epoch` is part of what `max_iter` says
     return tuple(found)
 
@@ -116,8 +109,11 @@ def _one(schedule: Schedule, asked: Asked, overrides: Sequence[str]) -> str:
     blocks = [_head(schedule, asked), *_course(schedule, asked, said)]
     if asked.stage is not None and asked.key == MAX_ITER:
         blocks.append(_raised(asked.stage.solver))
-    field = asked.fields[-1]
-    return "\n\n".join([*blocks, help_text(f"{field.containing_type.name}.{field.name}")])
+    return "\n\n".join([*blocks, _manual(asked.fields[-1])])
+
+
+def _manual(field: FieldDescriptor) -> str:
+    return help_text(f"{field.containing_type.name}.{field.name}")
 
 
 def _raised(solver: Solver) -> str:
@@ -130,36 +126,34 @@ def _raised(solver: Solver) -> str:
 
 def _head(schedule: Schedule, asked: Asked) -> str:
     """The name and the value; of a message, its fields."""
-    name = (f"{asked.stage.name}." if asked.stage else "") + asked.key.removeprefix("solver." if asked.stage else "")
-    values = dict(_values(schedule, asked.stage))
-    if asked.key in values:
-        return f"{name}   {_value(schedule, asked.stage, asked.key, values[asked.key])}"
-    inside = {key: value for key, value in values.items() if key.startswith(asked.key + ".")}
-    if not inside:
-        return f"{name}   {NONE}"
-    rows = [(key.removeprefix(asked.key + "."), value) for key, value in inside.items()]
-    return "\n".join([name, *(f"  {line}" for line in columns(rows, 2))])
+    name = f"{asked.stage.name}.{asked.words}" if asked.stage else asked.words
+    value, inside = _held(schedule, asked)
+    if value or not inside:
+        return f"{name}   {value or NONE}"
+    return "\n".join([name, *(f"  {line}" for line in columns(inside, 2))])
 
 
-def _values(schedule: Schedule, stage: Stage | None) -> Iterator[tuple[str, str]]:
+def _held(schedule: Schedule, asked: Asked) -> tuple[str, list[tuple[str, str]]]:
+    """The value of the field, '' for a message, whose fields follow."""
+    values, key = _values(schedule, asked.stage), asked.key
+    inside = [(name.removeprefix(f"{key}."), value) for name, value in values.items() if name.startswith(f"{key}.")]
+    return _value(asked.stage, key, values[key]) if key in values else "", inside
+
+
+def _values(schedule: Schedule, stage: Stage | None) -> dict[str, str]:
     """Every field and its text, in the order of the recipe."""
-    if stage is not None:
-        yield from (
-            (key, value) for key, value in leaves(stage.solver, "solver") if key.rpartition(".")[2] not in _GONE
-        )
-        if (images := own_images(stage.data, schedule.data)) is not None:
-            yield from leaves(images, "solver.data")
-        origin = stage.origins.get("solver.base_lr_batch")
-        yield "solver.base_lr_batch", origin.text if origin else NONE
-        yield from ((key, value) for key, value in stage.identity.items() if key.startswith(CODE))
-        return
-    yield from (("name", text(schedule.name)), ("seed", text(schedule.seed)))
-    yield from leaves(schedule.model, "model")
-    yield from leaves(schedule.data, "data")
-    yield from (("determinism", text(schedule.determinism)), ("keep_snapshots", text(schedule.keep_snapshots)))
+    if stage is None:
+        shared = {name: text(getattr(schedule, name)) for name in ("name", "seed", "determinism", "keep_snapshots")}
+        return {**shared, **dict(leaves(schedule.model, "model")), **dict(leaves(schedule.data, "data"))}
+    found = {key: value for key, value in leaves(stage.solver, "solver") if key.rpartition(".")[2] not in _GONE}
+    if (images := own_images(stage.data, schedule.data)) is not None:
+        found |= leaves(images, "solver.data")
+    origin = stage.origins.get("solver.base_lr_batch")
+    found["solver.base_lr_batch"] = origin.text if origin else NONE
+    return found | {key: value for key, value in stage.identity.items() if key.startswith(CODE)}
 
 
-def _value(schedule: Schedule, stage: Stage | None, key: str, value: str) -> str:
+def _value(stage: Stage | None, key: str, value: str) -> str:
     """In the units of the file and in iterations, where they are others."""
     if stage is None:
         return value
@@ -170,9 +164,7 @@ def _value(schedule: Schedule, stage: Stage | None, key: str, value: str) -> str
 def _course(schedule: Schedule, asked: Asked, said: Sequence[Said]) -> Iterator[str]:
     """What counts, then what it replaced, the highest layer first."""
     name = asked.fields[-1].name
-    top = said[-1] if said else None
-    counts = top is not None and top.name != "clear" and (bool(top.text) or top.name == name)
-    if not counts:
+    if not said or said[-1].name == "clear" or not (said[-1].text or said[-1].name == name):
         yield _default(schedule, asked)
     for number, one in enumerate(reversed(said)):
         where = _where(one, asked)
@@ -188,7 +180,7 @@ def _course(schedule: Schedule, asked: Asked, said: Sequence[Said]) -> Iterator[
 
 def _default(schedule: Schedule, asked: Asked) -> str:
     """What counts where no layer says anything, or the highest takes it away."""
-    value = dict(_values(schedule, asked.stage)).get(asked.key)
+    value = _values(schedule, asked.stage).get(asked.key)
     origins = (asked.stage or schedule).origins
     # A message of a net's has no line of its own, but those of its fields.
     inside = (one for key, one in origins.items() if key.startswith(f"{asked.key}.") and one.layer == NET)
@@ -233,8 +225,7 @@ def _origin(stage: Stage, key: str) -> Origin | None:
     return stage.origins.get(key)
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """A field of a stage. `place`: where it is written, '' for a default."""
 
     name: str
@@ -245,7 +236,7 @@ class Setting:
 def settings_of(schedule: Schedule, stage: Stage) -> Iterator[Setting]:
     """Every field, in the order of the recipe. Of a schedule that was read from a snapshot, which doesn't say where a setting was written,
     those that differ from their defaults stand in the snapshot's recipe."""
-    values = dict(_values(schedule, stage))
+    values = _values(schedule, stage)
     images = "solver.transform_param."
     follows = {key.replace(".", ".test_", 1): value for key, value in values.items() if key.startswith(images)}
     follows["solver.random_seed"] = text(schedule.seed)
@@ -255,14 +246,14 @@ def settings_of(schedule: Schedule, stage: Stage) -> Iterator[Setting]:
         place = "" if origin is None or origin.span is None else _place(origin)
         if not stage.origins and not at_default(key, value) and value != follows.get(key):
             place = RECIPE
-        yield Setting(key.removeprefix("solver."), _value(schedule, stage, key, value), place)
+        yield Setting(key.removeprefix("solver."), _value(stage, key, value), place)
 
 
 def _stage_table(schedule: Schedule, stage: Stage) -> str:
     """Every field: those that are written somewhere, and then the defaults."""
-    found = list(settings_of(schedule, stage))
-    written = [("field", "value", "from"), *((s.name, s.value, s.place) for s in found if s.place)]
-    defaults = [("default", "value"), *((s.name, s.value) for s in found if not s.place)]
+    found = [*settings_of(schedule, stage)]
+    written = [("field", "value", "from"), *(s for s in found if s.place)]
+    defaults = [("default", "value"), *(s[:2] for s in found if not s.place)]
     return "\n".join([start_text(stage), "", *columns(written), "", *columns(defaults)])
 
 
@@ -282,12 +273,7 @@ def _of_several(schedule: Schedule, stages: Sequence[Stage], fields: tuple[Field
     rows = [("stage", fields[-1].name, "from")]
     for stage in stages:
         asked = Asked(stage, fields)
-        values = dict(_values(schedule, stage))
-        inside = [
-            f"{key.removeprefix(asked.key + '.')}: {v}" for key, v in values.items() if key.startswith(asked.key + ".")
-        ]
-        value = values.get(asked.key)
-        cell = _value(schedule, stage, asked.key, value) if value is not None else " ".join(inside) or NONE
+        value, inside = _held(schedule, asked)
+        cell = value or " ".join(f"{name}: {held}" for name, held in inside) or NONE
         rows.append((stage.name, cell, _place(_origin(stage, asked.key))))
-    field = fields[-1]
-    return "\n\n".join(["\n".join(columns(rows)), help_text(f"{field.containing_type.name}.{field.name}")])
+    return "\n\n".join(["\n".join(columns(rows)), _manual(fields[-1])])

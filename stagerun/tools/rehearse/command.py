@@ -38,11 +38,10 @@ from stagerun.launch.options import HostOptions, chosen_hosts, devices
 from stagerun.launch.start import Job, Orders, joined, start, work
 from stagerun.launch.watch.worker import Monitored
 from stagerun.plan import make_plan
-from stagerun.plan.choice import choice
-from stagerun.plan.counting import points_averaged
+from stagerun.plan.choice import check_short, choice
 from stagerun.plan.ensembles import ensembles_left, plan_ensembles
-from stagerun.plan.estimate import Figures, speeds_of
-from stagerun.plan.workers import check_short
+from stagerun.plan.planned import points_averaged
+from stagerun.plan.rehearsal import Figures, speeds_of
 from stagerun.system import signals
 from stagerun.system.host import whole_memory
 from stagerun.system.imports import with_imports

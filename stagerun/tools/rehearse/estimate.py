@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from stagerun.base.recipe import Schedule
 from stagerun.base.text import between, columns, count, duration, size
 from stagerun.plan import Plan, PlannedStage
-from stagerun.plan.estimate import Figures, averages_on_disk, doubts, passes_of, snapshots_on_disk, speeds_of
 from stagerun.plan.hours import Speed, Spent, stage_left
+from stagerun.plan.rehearsal import Figures, averages_on_disk, doubts, passes_of, snapshots_on_disk, speeds_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,39 +73,21 @@ def render_times(plan: Plan, times: Mapping[str, StageTime | None]) -> str:
     rows: list[Sequence[str]] = [
         ("stage", "iterations", "passes", "iteration", "images/s", "training", "evaluation", "snapshots", "in all")
     ]
-    known = [time for time in times.values() if time is not None]
     iterations = {p.label: between(p.least_left, p.iterations_left) for p in plan.work}
     for name, time in times.items():
         if time is None:
             rows.append((name, *["?"] * 8))
             continue
-        rows.append(
-            (
-                name,
-                iterations.get(name, str(time.iterations)),
-                str(time.passes),
-                duration(time.iteration, ".3g"),
-                f"{time.images_per_second:.3g}" if time.images_per_second < 100 else f"{time.images_per_second:.0f}",
-                duration(time.training),
-                duration(time.tests),
-                duration(time.snapshots),
-                duration(time.total),
-            )
-        )
-    rows.append(
-        (
-            "total",
-            between(plan.least_left, plan.iterations_left),
-            "",
-            "",
-            "",
-            duration(sum(t.training for t in known)),
-            duration(sum(t.tests for t in known)),
-            duration(sum(t.snapshots for t in known)),
-            duration(sum(t.total for t in known)),
-        )
-    )
+        rate = f"{time.images_per_second:{'.3g' if time.images_per_second < 100 else '.0f'}}"
+        how_fast = str(time.passes), duration(time.iteration, ".3g"), rate
+        rows.append((name, iterations.get(name, str(time.iterations)), *how_fast, *_durations(time)))
+    whole = sum(filter(None, times.values()), Spent())
+    rows.append(("total", between(plan.least_left, plan.iterations_left), "", "", "", *_durations(whole)))
     return "\n".join(columns(rows))
+
+
+def _durations(time: Spent) -> list[str]:
+    return [duration(seconds) for seconds in (time.training, time.tests, time.snapshots, time.total)]
 
 
 def needs(plan: Plan, figures: Figures, room: Room) -> list[Need]:

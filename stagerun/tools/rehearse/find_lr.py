@@ -17,8 +17,8 @@ from stagerun.launch.options import devices
 from stagerun.launch.start import Job, joined, start, work
 from stagerun.launch.watch.worker import Monitored
 from stagerun.plan import Plan, PlannedStage, State, make_plan
+from stagerun.plan.choice import check_workers
 from stagerun.plan.planned import label
-from stagerun.plan.workers import check_workers
 from stagerun.schedule import make_knobs
 from stagerun.system import signals
 from stagerun.system.imports import with_imports

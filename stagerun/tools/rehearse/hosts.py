@@ -8,7 +8,7 @@ from statistics import median_high, median_low
 from typing import TYPE_CHECKING
 
 from stagerun.base.errors import ExitCode, UsageError
-from stagerun.base.text import columns, count, size
+from stagerun.base.text import columns, count, listed, size
 from stagerun.command.ending import say, tell
 from stagerun.command.shared import limits
 from stagerun.language import load
@@ -17,7 +17,7 @@ from stagerun.launch.hosts import on_hosts
 from stagerun.launch.options import HostOptions
 from stagerun.launch.start import Orders, work
 from stagerun.launch.watch.worker import Monitored
-from stagerun.plan.workers import check_workers
+from stagerun.plan.choice import check_workers
 from stagerun.system.world import World
 from stagerun.tools.rehearse.facts import Facts, differences, host_facts, troubles
 from stagerun.train.compare import Finding, worst
@@ -171,7 +171,7 @@ def _table(facts: Mapping[str, Facts], measured: Measured | None) -> list[str]:
     rows = [head + (["workers", "step alone", "sends", "receives"] if speeds else [])]
     for host, one in facts.items():
         missing = [image.role for image in one.reads.images if image.seen is None] if one.reads is not None else []
-        images = f"no {' and '.join(missing)}" if missing else "there" if one.reads is not None else "-"
+        images = f"no {listed(missing)}" if missing else "there" if one.reads is not None else "-"
         scratch = "-" if one.scratch_free is None else size(one.scratch_free)
         row = [host, *(one.machine[what] for what in ("cores", "memory", "GPUs")), images, scratch]
         if (speed := speeds.get(host)) is not None:

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from stagerun.base.errors import PeerError
-from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Schedule, Stage
 from stagerun.comm import Comm, gather_json, make_reducer
 from stagerun.comm.reduce import Reducer, SoloReducer
@@ -22,13 +21,14 @@ from stagerun.engine.mixing import Mixing
 from stagerun.engine.state import TrainState, make_state
 from stagerun.engine.update import update
 from stagerun.models import build
-from stagerun.plan.rehearsal import synthetic_images
+from stagerun.schedule import Knobs
 from stagerun.schedule.image_size import at_largest
 from stagerun.system.host import host_name
 from stagerun.system.typed import read_as
 from stagerun.system.world import World
 from stagerun.tools.rehearse.facts import Facts
 from stagerun.tools.rehearse.hosts import HostSpeed, Measured
+from stagerun.tools.rehearse.synthetic import synthetic_images
 from stagerun.train.agreement import anyone, require_same_code
 from stagerun.train.stage_loop import arithmetic_of
 

@@ -27,13 +27,14 @@ from stagerun.base.events import (
 )
 from stagerun.base.recipe import Schedule
 from stagerun.comm import Comm, gather_json
-from stagerun.plan.estimate import Cost, Figures, passes_of
-from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images
+from stagerun.plan.hours import cost_key
+from stagerun.plan.rehearsal import Cost, Figures, passes_of
 from stagerun.store import LocalDisk, inventory
 from stagerun.store.layout import averages_folder
 from stagerun.system.host import host_name
 from stagerun.system.world import World
-from stagerun.tools.rehearse.synthetic import make_images, with_synthetic
+from stagerun.tools.rehearse.schedule import rehearsal
+from stagerun.tools.rehearse.synthetic import make_images, synthetic_images, with_synthetic
 from stagerun.train.agreement import everyone, rank0
 from stagerun.train.context import Context
 from stagerun.train.keeper import Keeper

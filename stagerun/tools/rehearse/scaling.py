@@ -16,18 +16,18 @@ import torch
 from stagerun.base.errors import PeerError
 from stagerun.base.events import Iterated, Stopped
 from stagerun.base.recipe import Method, Schedule
-from stagerun.base.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT, Spans, overlap, seconds_of
 from stagerun.base.text import columns, count
 from stagerun.comm import Comm, gather_json
+from stagerun.comm.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT, Spans, overlap, seconds_of
 from stagerun.engine.state import TrainState, make_state
 from stagerun.engine.timed import timed_train
 from stagerun.models import build
 from stagerun.plan import PlannedStage, State
-from stagerun.plan.rehearsal import synthetic_images
 from stagerun.schedule.image_size import at_largest
 from stagerun.system.host import host_name
 from stagerun.system.world import World
 from stagerun.tools.rehearse.measure import made_up_images
+from stagerun.tools.rehearse.synthetic import synthetic_images
 from stagerun.train.context import Context, StageRun
 from stagerun.train.exchange import exchange_of, requests
 from stagerun.train.images import Images

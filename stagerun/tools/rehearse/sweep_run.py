@@ -6,11 +6,10 @@ from pathlib import Path
 
 from stagerun import store
 from stagerun.base.events import Iterated, NotFinite, Stopped
-from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import OnNan, Schedule
 from stagerun.engine.loop import train
 from stagerun.plan import PlannedStage, State
-from stagerun.schedule import make_knobs
+from stagerun.schedule import Knobs, make_knobs
 from stagerun.tools.rehearse.sweep import Point, Smoothing
 from stagerun.train.agreement import rank0
 from stagerun.train.context import Context, StageRun

@@ -1,15 +1,17 @@
 """Images for a rehearsal where the real ones are not: of the right shape and about the right work to decode."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.base.recipe import Schedule
+from stagerun.base.recipe import Data, Sampling, Schedule, Source
 from stagerun.data import index
+from stagerun.language.networks import known_of
 from stagerun.language.proto import caffe_pb2
-from stagerun.plan.rehearsal import synthetic_images, with_sources
+from stagerun.schedule.image_size import largest_crop_size
 from stagerun.tools.data.indexing import build
 from stagerun.tools.data.new_lmdb import write_lmdb
 
@@ -18,6 +20,37 @@ from stagerun.tools.data.new_lmdb import write_lmdb
 PICTURES = 32
 QUALITY = 90
 SYNTHETIC_IMAGES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Synthetic:
+    """Images that would do for all stages. `encoded`: as JPEG, since a stage resizes; else raw, all of one size."""
+
+    height: int
+    width: int
+    channels: int
+    encoded: bool
+
+    def __str__(self) -> str:
+        return f"{self.height} x {self.width}, {'JPEG' if self.encoded else 'raw'}"
+
+
+# The side lengths of an average photograph of ImageNet, which has about 110 kB there.
+PHOTOGRAPH = (375, 500)
+
+
+def synthetic_images(schedule: Schedule) -> Synthetic:
+    """The shape of images to rehearse with where the real ones are not."""
+    transforms = [t for s in schedule.stages for t in (s.solver.transform, s.solver.test_transform)]
+    channels, models = schedule.model.channels, [stage.model for stage in schedule.stages]
+    side = max(largest_crop_size(t) or 0 for t in transforms)
+    if any(t.random_aspect_ratio or t.random_resize or t.random_resized_crop for t in transforms):
+        side = max(side, min(PHOTOGRAPH))
+        height, width = (one * side // min(PHOTOGRAPH) for one in PHOTOGRAPH)
+        return Synthetic(height, width, channels, encoded=True)
+    side = max(side, *(max(model.input_shape[1:], default=0) for model in models))
+    side = side or max(32, *(known_of(model).smallest for model in models))
+    return Synthetic(side, side, channels, encoded=False)
 
 
 def write_synthetic(
@@ -40,9 +73,20 @@ def write_synthetic(
 
 
 def with_synthetic(schedule: Schedule, folder: Path) -> Schedule:
-    """The schedule with the images that `make_images` makes in the folder."""
-    train, val = ((str(folder / kind), SYNTHETIC_IMAGES) for kind in ("train", "val"))
-    return with_sources(schedule, train, val)
+    """The schedule with the images that `make_images` makes in the folder; `val` only where it has some. Every image then comes equally often:
+    a few hundred need not have an image of each class."""
+
+    def source(old: Source, kind: str) -> Source:
+        at = str(folder / kind)
+        made = replace(old, source=at, path=at, images=SYNTHETIC_IMAGES)
+        return replace(made, labels=None, labels_path=None, labels_digest=None)
+
+    def elsewhere(data: Data) -> Data:
+        return replace(data, train=source(data.train, "train"), val=tuple(source(one, "val") for one in data.val))
+
+    moved = schedule.with_data(elsewhere)
+    stages = (replace(s, solver=replace(s.solver, sampling=Sampling.UNIFORM)) for s in moved.stages)
+    return replace(moved, stages=tuple(stages))
 
 
 def make_images(schedule: Schedule, folder: Path) -> None:

@@ -131,7 +131,7 @@ def _check(options: ReportOptions, form: str, runs: int) -> None:
         )
     others = [one for one in asked if one != "--effect"]
     if options.effect is not None and others:
-        raise UsageError(f"{' and '.join([*others, '--effect'])} don't go together", "leave one of them out")
+        raise UsageError(f"{text.listed([*others, '--effect'])} don't go together", "leave one of them out")
     if options.diff and runs == 1:
         raise UsageError("--diff needs two runs or more", "name another output folder")
 

@@ -1,10 +1,12 @@
 """A table of a report: as a value, as Markdown that is readable in a terminal, as CSV and tab-separated values. Pure."""
 
+import csv
+import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from stagerun.base.text import csv_text, duration, parts, size, wrapped
+from stagerun.base.text import duration, parts, size, wrapped
 
 Value = str | int | float | None
 Cells = Sequence[tuple["Column", Callable[..., Value]]]  # columns, each with what it says of an item
@@ -118,7 +120,9 @@ def markdown(table: Table, room: int | None = None) -> str:
 def separated(table: Table, delimiter: str) -> str:
     """One header line with keys, then the values at full precision: fractions as fractions, times in seconds."""
     rows = (["" if v is None else repr(v) if isinstance(v, float) else v for v in row] for row in table.rows)
-    return csv_text([[c.key for c in table.columns], *rows], delimiter)
+    text = io.StringIO()
+    csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows([[c.key for c in table.columns], *rows])
+    return text.getvalue()
 
 
 def document(

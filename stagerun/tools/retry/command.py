@@ -15,7 +15,6 @@ import psutil
 
 from stagerun import store
 from stagerun.base.errors import (
-    EXIT_MEANINGS,
     ExitCode,
     FolderInUseError,
     ResumeRefused,
@@ -161,7 +160,7 @@ def judge(ended: Ended) -> tuple[int | None, str]:
         return None, f"the run was killed (the command ended with {_code(ended.code)})"
     if ended.life == ExitCode.SAVED:
         return None, f"the run was stopped, and saved (the command ended with {_code(ended.code)})"
-    meaning = next((text for code, text in EXIT_MEANINGS.items() if code == ended.life), "unknown")
+    meaning = next((code.meaning for code in ExitCode if code == ended.life), "unknown")
     return None, f"the run ended with {ended.life}: {meaning.partition(';')[0]}"
 
 

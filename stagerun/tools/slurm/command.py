@@ -14,7 +14,6 @@ import click
 
 from stagerun import store
 from stagerun.base.errors import (
-    EXIT_MEANINGS,
     WORTH_ANOTHER_START,
     ExitCode,
     PeerError,
@@ -35,8 +34,8 @@ from stagerun.language import load
 from stagerun.launch.options import HostOptions
 from stagerun.logs.table import require_packages
 from stagerun.plan import Plan, make_plan, require_fresh
+from stagerun.plan.choice import check_workers
 from stagerun.plan.planned import iterations_text
-from stagerun.plan.workers import check_workers
 from stagerun.store.disk import make_folder
 from stagerun.store.errors import reporting
 from stagerun.system import signals
@@ -306,7 +305,7 @@ def script(batch: Batch) -> str:
         "FRUITLESS": str(FRUITLESS),
         "REFUSED": str(int(ExitCode.RESUME_REFUSED)),
         "SRUN": _srun(batch),
-        "MEANINGS": "\n".join(f"#   {int(code)}  {EXIT_MEANINGS[code]}" for code in WORTH_ANOTHER_START),
+        "MEANINGS": "\n".join(f"#   {int(code)}  {code.meaning}" for code in WORTH_ANOTHER_START),
         "AGAIN": " | ".join(str(int(code)) for code in WORTH_ANOTHER_START),
     }
     body = re.sub(r"@([A-Z]+)@", lambda found: values[found[1]], _BODY)  # at once: a value may hold such a word, too

@@ -20,7 +20,7 @@ from stagerun.base.events import (
     StageStarted,
     Stopped,
 )
-from stagerun.base.pace import DONE, STALE, TO_DO, Staleness, pace, progress_line, share, staleness_of
+from stagerun.base.pace import DONE, STALE, TO_DO, Staleness, pace, progress_line, share
 from stagerun.base.snapshots import Inventory
 from stagerun.base.wings import wing
 from stagerun.logs.lines import warning_of
@@ -288,7 +288,7 @@ def _progress(life: Life, time_left: TimeLeft | None) -> Progress | None:
         images_per_second=speed.images_per_second,
         sent_bytes=speed.sent_bytes if start.dense_bytes else None,
         dense_bytes=start.dense_bytes or None,
-        staleness=staleness_of(e.staleness for e in life.window),
+        staleness=speed.staleness,
         seconds_left_in_stage=in_stage,
         seconds_left=in_all,
         left=parts,

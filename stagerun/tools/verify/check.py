@@ -180,7 +180,7 @@ class _Check:
 
     def _train_again(self, one: Stretch) -> None:
         planned = next(p for p in self.plan.stages if p.stage.name == one.stage)
-        needed = [*([one.base] if one.base is not None else []), *lineage(self.schedule, self.plan, planned)]
+        needed = [*([one.base] if one.base is not None else []), *lineage(self.plan, planned)]
         with tempfile.TemporaryDirectory(prefix="stagerun-verify-") as name:
             out, said = Path(name) / "out", Path(name) / "said"
             borrow(self.out, out, list(dict.fromkeys(ref.name for ref in needed)))

@@ -29,11 +29,11 @@ from stagerun.language import load
 from stagerun.launch.options import devices
 from stagerun.logs.log_file import LOG, Log
 from stagerun.plan import make_plan
-from stagerun.plan.rehearsal import rehearsal
-from stagerun.plan.workers import check_short
+from stagerun.plan.choice import check_short
 from stagerun.store.layout import choices_folder
 from stagerun.system import signals
 from stagerun.system.world import default_threads, launched, started_by
+from stagerun.tools.rehearse.schedule import rehearsal
 from stagerun.tools.verify.child import POLL_S, Child
 from stagerun.tools.verify.command import ChildFailed, VerifyOptions
 from stagerun.train import results

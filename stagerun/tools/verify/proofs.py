@@ -5,11 +5,10 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stagerun.base.events import Event, NotFinite, Proof, Renamed, RunStarted, StageStarted
+from stagerun.base.events import Event, NotFinite, Proof, Renamed, RunStarted, StageStarted, chained
 from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.plan import PlannedStage, State
-from stagerun.schedule.proofs import broken_link
 from stagerun.store import parse_name
 
 
@@ -168,3 +167,12 @@ def stretches(
     drawn = random.Random(seed).sample(range(len(found)), min(number, len(found)))
     longest = {(found[n].stage, found[n].begins): found[n] for n in sorted(drawn)}  # the last drawn is the furthest
     return list(longest.values()), everything - len(found)
+
+
+def broken_link(before: str, proofs: Sequence[tuple[int, str, str]]) -> int | None:
+    """The iteration of the first of (iteration, state, chain), in order, that does not follow from what is before it."""
+    for iter, state, chain in proofs:
+        if chained(before, iter, state) != chain:
+            return iter
+        before = chain
+    return None

@@ -16,11 +16,11 @@ from stagerun.data.weights import looked_at
 from stagerun.drawing.picture import Picture, Unit, make_picture
 from stagerun.drawing.scale import make_scale
 from stagerun.language import load
-from stagerun.language.resolve import SCHEDULE_FILE, stage_files
+from stagerun.language.resolve import SCHEDULE_FILE, stage_nodes
 from stagerun.logs.log_file import LOG
 from stagerun.plan import make_plan
 from stagerun.store.layout import results_folder, snapshots_folder
-from stagerun.tools.lint import lint, problems
+from stagerun.tools.lint import lint
 from stagerun.tools.plan.command import choices_remark, disk_remark, remarks, results_remark
 from stagerun.tools.plan.hours import beside
 from stagerun.tools.report.look import labels, require_different, run_of, word_of
@@ -136,7 +136,7 @@ class Looker:
         folder, names = Path(self.asked.folder), set()
         with suppress(OSError, ValueError):  # gone for the moment, or not a text: reading it says so
             names |= {name for name in os.listdir(folder) if name.endswith(".prototxt")}
-            names |= set(stage_files((folder / SCHEDULE_FILE).read_bytes()))
+            names |= {node.file for node in stage_nodes((folder / SCHEDULE_FILE).read_bytes()) if node.file is not None}
         return tuple(folder / name for name in sorted(names)) if self.asked.folder else ()
 
     def _read_schedule(self, files: Sign) -> None:
@@ -149,7 +149,7 @@ class Looker:
     def _of_folder(self, files: Sign) -> Before:
         if self._loaded is None or self._loaded[0] != files:
             schedule = load(self.asked.folder, self.asked.overrides)
-            self._loaded = files, schedule, make_picture(schedule), problems(schedule, lint(schedule))
+            self._loaded = files, schedule, make_picture(schedule), lint(schedule)
         _, schedule, picture, findings = self._loaded
         out = self.asked.outs[0] if self.asked.outs else output_folder(schedule.name, None)
         plan = plan_of(schedule, out)

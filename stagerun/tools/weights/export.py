@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from stagerun.base.errors import UsageError, listing
-from stagerun.base.text import size
+from stagerun.base.text import listed, size
 from stagerun.command.ending import show
 from stagerun.command.options import argument, command, flag, option
 from stagerun.command.shared import TrustCode
@@ -138,7 +138,7 @@ def _kind(options: ExportOptions) -> str:
         raise UsageError(f"--size is for --onnx: with --{kind} images may have any size", "leave --size out")
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None] if kind == "onnx" else []
     if missing:
-        text = f"--onnx needs the package{'s' if len(missing) > 1 else ''} {' and '.join(missing)}"
+        text = f"--onnx needs the package{'s' if len(missing) > 1 else ''} {listed(missing)}"
         raise UsageError(text, "pip install 'stagerun[onnx]'")
     return kind
 

@@ -10,14 +10,14 @@ import stagerun
 from stagerun.base.code import Sources
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import Model, PadMode, Precision, Transform
-from stagerun.base.text import count
+from stagerun.base.text import count, listed
+from stagerun.base.wings import require_wing
 from stagerun.engine.device import dtype_of
 from stagerun.engine.state import restore
 from stagerun.language.networks import TIMM, TORCHVISION, code_in, from_outside, known_of, network_of
 from stagerun.models.catalog import ARGUMENTS
 from stagerun.models.foreign import arguments_for, timms_arguments
 from stagerun.system.code import function_of
-from stagerun.tools.weights import caffe
 from stagerun.tools.weights.formats import (
     Deployed,
     Format,
@@ -79,9 +79,10 @@ def for_caffe(
     pixels = pixels_of(stored.stage.solver.test_transform, model.channels, rgb)
     if pixels.turned:
         weights = for_rgb(weights, network)
-    files = [caffe.caffemodel(model, weights, double, goes_on=len(paths) > 1)]
+    files = [require_wing("caffe.export.caffemodel")(model, weights, double, goes_on=len(paths) > 1)]
     if len(paths) > 1:
-        files.append(caffe.solverstate(stored, str(paths[0]), double))
+        state = require_wing("caffe.export.solverstate")
+        files.append(state(stored.stage, stored.files, stored.ref.iter, str(paths[0]), double))
     lines = [f"input: {pixels.order}: (0..255 - {_list(pixels.means)}) * {_list(pixels.factors)}"]
     lines += _mean_line(stored.stage.solver.test_transform)
     if stored.stage.solver.precision is Precision.FP64 and not double:
@@ -178,13 +179,8 @@ def _before(transform: Transform) -> str:
 def loading(model: Model, wanted: Wanted) -> list[str]:
     """The lines of Python that make the network of the file."""
     if model.net is not None:
-        given = [
-            f"{name}={value!r}"
-            for name in ("moving_average_fraction", "eps")
-            if (value := getattr(model, name)) is not None
-        ]
-        made = f"net = build({', '.join([f'net_of(text, {model.input_shape})', *given])})"
-        lines = [*_text_of_net(model, wanted), "from stagerun.models.net import build", made]
+        made = f"net = build(net_of(text, {model.input_shape}))"
+        lines = [*_text_of_net(model, wanted), "from stagerun.caffe.network import build", made]
     elif model.name in TORCHVISION and in_torchvision(model).startswith("the weights"):
         network = in_torchvision(model).removeprefix("the weights are those of ")
         lines = [_MENDED, "import torchvision", f"net = {network}"]
@@ -208,7 +204,7 @@ def loading(model: Model, wanted: Wanted) -> list[str]:
 
 def _text_of_net(model: Model, wanted: Wanted) -> list[str]:
     """The net as it was trained: from the metadata; a .pth has none, and the prototxt may be another one by now."""
-    lines = ["from stagerun.language.net import net_of"]
+    lines = ["from stagerun.caffe.resolve import net_of"]
     if wanted.format is Format.TORCH:
         return ["from pathlib import Path", *lines, f"text = Path({model.name!r}).read_text()  # as it was then"]
     read = f"text = safe_open({wanted.file!r}, 'pt').metadata()['net']"
@@ -244,7 +240,7 @@ def in_torchvision(model: Model) -> str:
     if published is not None and model.eps != published[1]:
         other.append(f"a BatchNorm eps of {model.eps:g} in place of {published[1]:g}")
     if other:
-        return f"torchvision's `{model.name}` is another network: this one has {' and '.join(other)}"
+        return f"torchvision's `{model.name}` is another network: this one has {listed(other)}"
     more = "".join(f", {name}={value}" for name, value in ARGUMENTS.get(model.name, {}).items())
     call = f"torchvision.models.get_model({model.name!r}, num_classes={model.num_classes}{more})"
     return f"the weights are those of {call}"

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import Transform
-from stagerun.models.net import Network
 
 LARGEST_ONNX = 2**31 - 2**20  # bytes of weights: a protobuf message ends at 2 GiB
 
@@ -37,8 +36,8 @@ class Format(enum.Enum):
 def for_rgb(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """The weights of a network that was trained on B, G, R, for images in R, G, B. `model` is that network. UsageError for a net of Caffe's
     whose images go into something else than convolutions."""
-    if isinstance(model, Network):
-        first = model.first_weights()
+    if hasattr(model, "first_weights"):  # a net of Caffe's
+        first = model.first_weights()  # type: ignore[operator]
         if first is None:
             hint = "export it without --rgb, and give it images in B, G, R"
             raise UsageError(
@@ -119,8 +118,8 @@ def to_onnx(network: Deployed, channels: int, side: int, facts: Mapping[str, str
     """
     network = network.to("cpu", torch.float32).to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
     for module in network.modules():
-        if isinstance(module, Network):
-            module.use_module_names()
+        if hasattr(module, "use_module_names"):  # a net of Caffe's
+            module.use_module_names()  # type: ignore[operator]
     size = sum(t.numel() * t.element_size() for t in network.state_dict().values())
     if size > LARGEST_ONNX:
         raise UsageError(

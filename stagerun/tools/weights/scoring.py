@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stagerun.base.errors import DataError, UsageError
+from stagerun.base.nets import ignored_in
 from stagerun.base.recipe import Schedule, Solver, Source
 from stagerun.comm import SoloComm
 from stagerun.data.loader import Loader
@@ -17,7 +18,6 @@ from stagerun.engine.evaluate import Averaged, Classifier, Measure, Score, Views
 from stagerun.engine.evaluate import score as score_of
 from stagerun.engine.images import Batch
 from stagerun.engine.losses import evaluation_loss, is_binary, probabilities
-from stagerun.language.nets import ignored_in
 from stagerun.system.lmdb_file import data_file
 from stagerun.tools.weights.stored import Stored, load_network
 from stagerun.train.images import default_loader_threads

@@ -251,7 +251,7 @@ def _not_a_snapshot(name: str, out: Path) -> UsageError | None:
 def _not_a_stage(ensemble: Ensemble, out: Path) -> UsageError:
     """What there is of an ensemble that was taken for a stage or a snapshot."""
     name = ensemble.name
-    if ensemble.rule.averages:
+    if ensemble.averages:
         hint = f"`stagerun eval {name} --out {out}` evaluates its network, which `stagerun run` makes"
         return UsageError(f"`{name}` is an ensemble, not a stage", hint)
     hint = f"its members have networks: {listing(ensemble.members, 'and')}"

@@ -15,7 +15,7 @@ from stagerun.base.recipe import FILES, Model, Schedule, Stage
 from stagerun.base.text import listed, size
 from stagerun.engine.codec import decode
 from stagerun.engine.state import placed, restore
-from stagerun.language.code import is_reserved
+from stagerun.language.code import reserved_name
 from stagerun.language.consent import require_consent
 from stagerun.language.networks import from_outside
 from stagerun.language.stored import read_foreign
@@ -134,7 +134,7 @@ def sources_in(disk: store.LocalDisk, folder: Path) -> Sources:
         if not isinstance(text, str):
             raise ValueError(f"{CODE}: {path[:40]!a} is not a text")
         code_of(f"{path}:name")
-        if is_reserved(path):
+        if reserved_name(path):
             raise ValueError(f"{CODE}: {path} has the name of a module of Python's or torch's")
     return Sources(str(folder / CODE), tuple((path, str(text)) for path, text in sorted(found.items())))
 

@@ -11,17 +11,17 @@ from stagerun.base.recipe import Schedule, Stage, Weights
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import count
 from stagerun.base.weights import COUNTER
+from stagerun.base.wings import require_wing
 from stagerun.engine.codec import encode
 from stagerun.language import load
-from stagerun.language.net.text import read
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.tree import quoted
 from stagerun.language.view import View
 from stagerun.models import build
-from stagerun.plan.transfer import Origin, some
 from stagerun.tools.weights.stored import Stored
 from stagerun.train.progress import WEIGHTS
 from stagerun.train.starting_weights import fill
+from stagerun.train.transfer import Origin, some
 
 
 def stored_weights(what: str, overrides: Sequence[str], stage: str | None, weights: str, data: str | None) -> Stored:
@@ -67,10 +67,10 @@ def _of_net(path: Path, data: str | None) -> Schedule:
             f"{path} can't be read: {error.strerror}", "name a net's .prototxt or a schedule's folder"
         ) from None
     problems = Problems([(str(path), text.decode(errors="replace"))])
-    if (net := read(text, str(path), problems)) is None:
+    if (net := require_wing("caffe.text.read")(text, str(path), problems)) is None:
         raise RecipeError(problems.all())
-    readers = (*net.readers("TEST"), *net.readers("TRAIN"))
-    named = (View(one.block).inside("data_param").text("source") for one in readers if one.type == "Data")
+    readers = net.readers("TEST", "TRAIN")
+    named = (View(one).inside("data_param").text("source") for one in readers if View(one).text("type") == "Data")
     source = data or next(filter(None, named), None)
     if source is None:
         raise UsageError(f"{path} has no Data layer that names an LMDB", "name its folder with --data")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from stagerun.base.events import Event, Stopped, TestDue, Tested, TestedBeside
+from stagerun.base.nets import ignored_in
 from stagerun.base.recipe import Source, Stage
 from stagerun.comm import runs_of
 from stagerun.engine.evaluate import Classifier, Measure, Score, score
@@ -16,7 +17,6 @@ from stagerun.engine.images import Batch
 from stagerun.engine.losses import evaluation_loss
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import explained
-from stagerun.language.nets import ignored_in
 from stagerun.system.pulse import Section, beating
 from stagerun.train.context import Context, StageRun
 from stagerun.train.hooks import Evaluated, Seen, SetScore

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from stagerun.base.events import Iterated, Note, NotFinite
-from stagerun.base.spans import REDUCTION, Span, Spans, overlap
 from stagerun.base.text import count, size
 from stagerun.comm import Comm, gather_json
+from stagerun.comm.spans import REDUCTION, Span, Spans, overlap
 from stagerun.system.host import host_name
 from stagerun.system.process import boot_id
 from stagerun.train.hooks import Seen

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 
-from stagerun.base.events import Iterated, NotFinite, Proof
+from stagerun.base.events import Iterated, NotFinite, Proof, chained
 from stagerun.base.recipe import OnNan
 from stagerun.engine.codec import combined
 from stagerun.engine.loop import StageLoop, due, saves
 from stagerun.engine.state import TrainState, counters, digests_there
 from stagerun.plan import State
 from stagerun.schedule.early_stop import NOTHING_YET
-from stagerun.schedule.proofs import chained
 from stagerun.system.pulse import Section
 from stagerun.train.context import StageRun
 from stagerun.train.hooks import Seen

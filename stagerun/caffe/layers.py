@@ -1,0 +1,300 @@
+"""Layers without a window: images, parameters for each channel, functions of each number, losses. And what losses ignore together."""
+
+from collections.abc import Sequence
+from math import prod
+
+from stagerun.base.nets import Ignored
+from stagerun.caffe.blocks import map_shapes
+from stagerun.caffe.net import Layer, Net, Pass, Shape
+from stagerun.caffe.reading import MANY, Made, Reading, Settings, alike, text
+from stagerun.language.tree import Block
+from stagerun.language.view import View
+
+
+class Images(Settings, types=("Data", "ImageData"), bottoms=(0, 0), tops=(1, 2)):
+    """Reads images. Its tops are the images and, in training, the labels."""
+
+    @classmethod
+    def read(cls, layer: Reading) -> Made:
+        """Input and DummyData say shapes; `walk` knows the images' of the others."""
+        found: list[Shape | None] = [None] * layer.tops
+        for i, dims in enumerate(map_shapes(layer.block)[: layer.tops]):
+            place = layer.view.place("shape")
+            if any(size < 1 for size in dims):
+                layer.fail(f"a shape of {' x '.join(map(str, dims))}", "sizes are at least 1", place)
+            else:
+                found[i] = dims
+        return Made(cls(), tuple(found))
+
+
+class MadeUpImages(Images, types=("Input", "DummyData"), bottoms=(0, 0), tops=(1, MANY)):
+    """Has shapes for its tops, and nothing in them."""
+
+
+class InnerProduct(Settings, param="inner_product_param"):
+    """Blobs: the weight, [outputs, inputs] or with `transpose` [inputs, outputs], and the bias where there is one. The axes from `axis`
+    on are one."""
+
+    axis: int = 1
+    transpose: bool = False
+
+    @classmethod
+    def read(cls, layer: Reading) -> Made | None:
+        outputs, dims = layer.outputs(), layer.first
+        if (axis := layer.axis(dims) if dims else 1) is None:
+            return None
+        inputs, settings = prod(dims[axis - 1 :]), cls.written(layer, axis=axis)
+        weight = (inputs, outputs) if settings.transpose else (outputs, inputs)
+        return Made(settings, ((*dims[: axis - 1], outputs),), layer.weights(weight, outputs))
+
+    def multiply_adds(self, layer: Layer, bottom: Shape) -> int:
+        return prod(layer.blobs[0].shape) * prod(layer.shapes[0][: self.axis - 1])
+
+
+class LRN(Settings, param="lrn_param"):
+    """`within`: WITHIN_CHANNEL, over a square of `local_size`."""
+
+    local_size: int = 5
+    alpha: float = 1.0
+    beta: float = 0.75
+    k: float = 1.0
+    within: bool = False
+
+    @classmethod
+    def read(cls, layer: Reading) -> Made:
+        dims = layer.image("LRN takes channels, height and width")
+        made = cls.written(layer, within=layer.view.text("norm_region") == "WITHIN_CHANNEL")
+        if made.local_size % 2 == 0:
+            message = f"`local_size: {made.local_size}` is not odd"
+            layer.wrong("local_size", message, "the value itself stands in the middle")
+        hint = "a power is taken of `k` and `alpha` times a mean of squares"
+        layer.require("alpha", made.alpha, made.alpha >= 0, "at least 0", hint)
+        layer.require("k", made.k, made.k > 0 or made.within, "above 0", hint)
+        return Made(made, (dims,))
+
+
+class BatchNorm(Settings, param="batch_norm_param", in_place=True):
+    """No blobs: the statistics are buffers, `running_mean`, `running_var`. Intel's merged layer has blobs `weight` and `bias`.
+
+    `use_global_stats` None: in testing alone.
+    """
+
+    moving_average_fraction: float = 0.999
+    eps: float = 1e-5
+    use_global_stats: bool | None = None
+
+    @classmethod
+    def read(cls, layer: Reading) -> Made:
+        view, channels = layer.view, layer.first[:1]
+        blobs = [layer.blob("weight", channels, "filler", 1.0)] if merged(layer.block) else []
+        if blobs and view.flag("bias_term"):
+            blobs.append(layer.blob("bias", channels, "bias_filler"))
+        by_global = view.flag("use_global_stats") if view.has("use_global_stats") else None
+        made = cls.written(layer, use_global_stats=by_global)
+        fraction, hint = made.moving_average_fraction, "it is the share of the statistics so far"
+        layer.require("moving_average_fraction", fraction, 0 <= fraction <= 1, "between 0 and 1", hint)
+        layer.require("eps", made.eps, made.eps > 0, "above 0", "a variance may be 0, and is divided by")
+        return Made(made, (layer.first,), tuple(blobs))
+
+
+def merged(norm: Block) -> bool:
+    """Whether a BatchNorm is Intel's with scale and shift: `use_weight_bias` is written, or more `param` than the three statistics'."""
+    view = View(norm).inside("batch_norm_param")
+    return len(list(norm.blocks("param"))) > 3 or (view.has("use_weight_bias") and view.flag("use_weight_bias"))
+
+
+class Bias(Settings, param="bias_param", bottoms=(1, 2), in_place=True):
+    """Blob: the bias, unless a second bottom is it. It stands for `axis` and those after it, as many as it has."""
+
+    axis: int = 1
+
+    @classmethod
+    def read(cls, layer: Reading) -> Made | None:
+        if (own := cls.axis_and_shape(layer)) is None:
+            return None
+        blobs = (layer.blob("bias", own[1], "filler"),) if len(layer.bottoms) == 1 else ()
+        return Made(cls(axis=own[0]), (layer.first,), blobs)
+
+    @staticmethod
+    def axis_and_shape(layer: Reading) -> tuple[int, Shape] | None:
+        """Those of what is added or multiplied with."""
+        dims, view = layer.first, layer.view
+        if len(layer.bottoms) == 2:
+            other, axis = layer.dims[1], view.whole("axis") or 0
+            if axis not in (0, -1 - len(dims)) or not alike(dims[: len(other)], other):
+                hint = "" if axis == 0 else "write `axis: 0`: the second bottom is of the same images"
+                message = f"bottom {layer.bottom(1)}, {text(other)}, does not fit {layer.bottom()}, {text(dims)}"
+                layer.wrong("axis", message, hint)
+                return None
+            return 0, ()
+        start, count = layer.axis(dims), view.whole("num_axes")
+        if start is None or count is None:
+            return None
+        if count < -1 or start - 1 + count > len(dims):
+            message = f"`num_axes: {count}` from axis {start} on is more than {text(dims)} has"
+            layer.wrong("num_axes", message, "-1: all from `axis` on")
+            return None
+        return start, dims[start - 1 :] if count == -1 else dims[start - 1 : start - 1 + count]
+
+
+class Scale(Bias, param="scale_param", bottoms=(1, 2), in_place=True):
+    """Blobs: the weight unless a second bottom is it, and the bias where there is one. The weight starts at 1; where a BatchNorm of MKL-DNN's
+    comes before, `walk` gives it the filler from there."""
+
+    @classmethod
+    def read(cls, layer: Reading) -> Made | None:
+        if (own := cls.axis_and_shape(layer)) is None:
+            return None
+        (axis, dims), alone = own, len(layer.bottoms) == 1
+        blobs = [layer.blob("weight", dims, "filler", 1.0)] if alone else []
+        if layer.view.flag("bias_term"):
+            if not alone:
+                layer.wrong("bias_term", "`bias_term` with two bottoms: the bias would be of the images", "take it out")
+            blobs.append(layer.blob("bias", dims, "bias_filler"))
+        return Made(cls(axis=axis), (layer.first,), tuple(blobs))
+
+
+class ReLU(Settings, param="relu_param", in_place=True):
+    negative_slope: float = 0.0
+
+
+class PReLU(Settings, param="prelu_param", in_place=True):
+    """Blob: the slope of each channel, or one for all (`channel_shared`)."""
+
+    @classmethod
+    def read(cls, layer: Reading) -> Made:
+        channels = () if layer.view.flag("channel_shared") else layer.first[:1]
+        return Made(cls(), (layer.first,), (layer.blob("weight", channels, "filler", 0.25),))
+
+
+class ELU(Settings, param="elu_param", in_place=True):
+    alpha: float = 1.0
+
+
+class Sigmoid(Settings, in_place=True):
+    pass
+
+
+class TanH(Settings, in_place=True):
+    pass
+
+
+class Power(Settings, param="power_param", in_place=True):
+    """(shift + scale * x) ** power."""
+
+    power: float = 1.0
+    scale: float = 1.0
+    shift: float = 0.0
+
+
+class Dropout(Settings, param="dropout_param", in_place=True):
+    ratio: float = 0.5
+
+    @classmethod
+    def read(cls, layer: Reading) -> Made:
+        ratio = layer.number("dropout_ratio")
+        layer.require("dropout_ratio", ratio, 0 < ratio < 1, "between 0 and 1", "it is the share that is set to 0")
+        return Made(cls(ratio=ratio), (layer.first,))
+
+
+class Softmax(Settings, param="softmax_param", in_place=True):
+    axis: int = 1
+
+    @classmethod
+    def read(cls, layer: Reading) -> Made | None:
+        axis = layer.axis(layer.first)
+        return None if axis is None else Made(cls(axis=axis), (layer.first,))
+
+
+class SoftmaxWithLoss(Settings, param="loss_param", bottoms=(2, 2), tops=(0, 2)):
+    """Bottoms: logits and labels. `normalization`: over what it is averaged, in Caffe's word. `label_smoothing` is Intel's."""
+
+    loss_weight: float = 1.0
+    ignore_label: int | None = None
+    normalization: str = "VALID"
+    pre_fixed_normalizer: float = 1.0
+    label_smoothing: float = 0.0
+
+    @classmethod
+    def read(cls, layer: Reading) -> Made:
+        loss, own = layer.view, View(layer.block)
+        at_loss = layer.of(own)
+        _require_classes_at_1(layer.of(own.inside("softmax_param")))
+        _require_labels(layer)
+        weights = own.numbers("loss_weight")
+        if (weights and len(weights) != max(1, layer.tops)) or any(weights[1:]):
+            message = f"{len(weights)} `loss_weight` for {layer.tops} tops, of which the first is the loss"
+            at_loss.wrong("loss_weight", message, "give one for each, 0 for the second")
+        normalization = loss.text("normalization")
+        if loss.has("normalize") and not loss.has("normalization"):
+            normalization = "VALID" if loss.flag("normalize") else "BATCH_SIZE"
+        weight = at_loss.single("loss_weight", weights[0]) if weights else 1.0
+        made = cls.written(layer, normalization=normalization, loss_weight=weight)
+        smoothing, hint = made.label_smoothing, "it is the share that all classes have alike"
+        layer.require("label_smoothing", smoothing, 0 <= smoothing < 1, "at least 0 and below 1", hint)
+        return Made(made, ((), layer.first)[: layer.tops])
+
+
+class Accuracy(Settings, param="accuracy_param", bottoms=(2, 2), tops=(1, 2)):
+    top_k: int = 1
+    ignore_label: int | None = None
+
+    @classmethod
+    def read(cls, layer: Reading) -> Made:
+        made, dims = cls.written(layer), layer.first
+        _require_labels(layer)
+        _require_classes_at_1(layer)
+        if not made.top_k or (dims and 0 < dims[0] < made.top_k):
+            message = f"`top_k: {made.top_k}` of {dims[0] if dims else 0} classes"
+            layer.wrong("top_k", message, "at least 1, at most all of them")
+        return Made(made, ((),) * layer.tops)
+
+
+def _require_classes_at_1(layer: Reading) -> None:
+    if layer.view.whole("axis") != 1:
+        layer.wrong("axis", "the classes are along axis 1", "take it out")
+
+
+def _require_labels(layer: Reading) -> None:
+    labels = layer.dims[1]
+    if labels and prod(labels) > 1:
+        layer.fail(f"bottom {layer.bottom(1)}, {text(labels)}, is no label", "the labels are the second bottom")
+
+
+# -- what the losses of a net say together
+
+
+def trained_losses(one: Pass) -> tuple[SoftmaxWithLoss, ...]:
+    """The losses that count, in order."""
+    losses = (layer.settings for layer in one.layers if isinstance(layer.settings, SoftmaxWithLoss))
+    return tuple(loss for loss in losses if loss.loss_weight)
+
+
+def ignored(net: Net, own_loss: bool) -> Ignored:
+    """What the layers of a net ignore together. `own_loss`: the stage has a loss in place of theirs. Training ignores a label if every loss
+    does. An evaluation without a loss, or without an Accuracy, ignores what the other one does."""
+    accuracies, losses = _of_logits(net.test, Accuracy), _of_logits(net.test, SoftmaxWithLoss)
+    judging = (one.settings for one in net.layers if isinstance(one.settings, SoftmaxWithLoss | Accuracy))
+    by_some = frozenset(one.ignore_label for one in judging if one.ignore_label is not None)
+    label = _label(accuracies or losses)
+    if own_loss:
+        return Ignored(accuracy=_label(accuracies), by_some=by_some)
+    return Ignored(
+        train=_label(trained_losses(net.train)),
+        loss=_label(losses) if losses else label,
+        accuracy=label,
+        of_all=any(loss.normalization in ("FULL", "BATCH_SIZE") for loss in losses),  # type: ignore[union-attr]
+        by_some=by_some,
+    )
+
+
+def _of_logits(one: Pass, kind: type[Accuracy | SoftmaxWithLoss]) -> list[Accuracy | SoftmaxWithLoss]:
+    """The layers of a kind that take the logits; all, if none does."""
+    layers = [layer for layer in one.layers if isinstance(layer.settings, kind)]
+    own = [layer for layer in layers if layer.bottoms[0] == one.logits]
+    return [layer.settings for layer in own or layers]  # type: ignore[misc]
+
+
+def _label(layers: Sequence[Accuracy | SoftmaxWithLoss]) -> int | None:
+    found = {layer.ignore_label for layer in layers}
+    return found.pop() if len(found) == 1 else None

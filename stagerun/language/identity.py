@@ -1,0 +1,168 @@
+"""Checked settings -> recipe.Schedule: what each stage's snapshots depend on, and where each value comes from. Pure."""
+
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from stagerun.base import recipe
+from stagerun.language import build, ensembles, layers, values
+from stagerun.language.build import Beside, Fact
+from stagerun.language.code import LocalFiles
+from stagerun.language.stages import Node
+from stagerun.language.tree import SCHEDULE, SOLVER, Block, quoted, seen_by
+from stagerun.language.view import View
+
+# The fields that name what these are the digests of.
+_NAMED_BY = {
+    recipe.LABELS: "data.train.labels",
+    recipe.TESTED_LABELS: "data.val.labels",
+    recipe.NET: "model.caffe_net",
+}
+
+
+def schedule_of(
+    schedule: Block,
+    settings: Mapping[str, Block],
+    order: Sequence[Node],
+    lengths: Mapping[str, int],
+    beside: Beside,
+    python: LocalFiles,
+    files: Sequence[tuple[str, str]],
+) -> recipe.Schedule:
+    """The recipe of a checked schedule. `order`: that in which the stages run; `lengths`: their iterations."""
+    view, nodes = View(schedule), {node.name: node for node in order}
+    whole = values.build(
+        recipe.Schedule,
+        view,
+        name=view.text("name") or posixpath.basename(beside.root),
+        model=build.model(view.inside("model"), beside),
+        data=build.data(view.inside("data"), beside),
+        stages=(),
+        ensembles=ensembles.build(schedule, [nodes[name] for name in settings], lengths),
+        files=tuple(files),
+    )
+    shared = _shared(schedule, whole.name, whole.model, beside)
+    made: dict[str, recipe.Stage] = {}
+    for node in order:
+        block = settings[node.name]
+        seen = seen_by(block, schedule)
+        data = whole.data if seen is schedule else build.data(View(seen).inside("data"), beside)
+        solver = build.solver(View(block), whole.seed, data.train.images, beside)
+        model = solver.model or whole.model
+        facts = list(shared if seen is schedule else _shared(seen, whole.name, model, beside))
+        facts += build.code_facts(block, schedule, python, beside.path)
+        for ensemble, written in zip(whole.ensembles, schedule.blocks("ensemble"), strict=True):
+            if ensemble.name == node.average:
+                facts += _average(ensemble, written)
+        facts += build.facts(SOLVER, block, "solver.", _derived(solver), beside.path)
+        facts += [*_last_used(node, data, solver, made, block), *_beside_fields(node, block)]
+        places = {fact.key: fact.origin for fact in facts}
+        digests = {recipe.LABELS: data.train.labels_digest, recipe.NET: model.net and values.net_digest(model.net)}
+        if solver.early_stop is not None and data.val:
+            digests[recipe.TESTED_LABELS] = data.val[0].labels_digest
+        facts += [Fact(key, digest, True, places[_NAMED_BY[key]]) for key, digest in digests.items() if digest]
+        made[node.name] = recipe.Stage(
+            name=node.name,
+            parent=node.parent,
+            model=model,
+            data=data,
+            solver=solver,
+            identity={fact.key: fact.text for fact in facts if _counts(fact, solver)},
+            origins={fact.key: _in_layer(fact.origin, block, beside) for fact in facts},
+            span=node.place,
+            parent_iter=node.parent_iter,
+            average=node.average,
+            enabled=node.enabled,
+            group=node.group,
+        )
+    return replace(whole, stages=tuple(made.values()))
+
+
+def _shared(schedule: Block, name: str, model: recipe.Model, beside: Beside) -> list[Fact]:
+    """The facts of a Schedule, as a stage has it."""
+    derived = {"name": quoted(name), **dict(values.leaves(model, "model"))}
+    return list(build.facts(SCHEDULE, schedule, "", derived, beside.path))
+
+
+def _last_used(
+    node: Node, data: recipe.Data, solver: recipe.Solver, above: Mapping[str, recipe.Stage], block: Block
+) -> Iterator[Fact]:
+    """How many stages up the path the training set was used last, where the parent has another: it goes on from there. Part of the
+    identity: paths are not, and tell which sets are one."""
+    steps, parent = 1, node.parent
+    while parent is not None and not above[parent].data.train.same(data.train):
+        steps, parent = steps + 1, above[parent].parent
+    if node.parent is None or not solver.carry_data or parent == node.parent:
+        return
+    text = f"{steps} stages before" if parent is not None else "never"
+    entry = block.entries.get("data")
+    yield Fact(recipe.LAST_USED, text, True, recipe.Origin(text, "stage", entry.name if entry else node.place))
+
+
+def _in_layer(origin: recipe.Origin, block: Block, beside: Beside) -> recipe.Origin:
+    """The origin with the layer that only the stage's settings tell: `sweep`, or a net of Caffe's."""
+    if origin.span is None:
+        return origin
+    of_net = origin.span.path in (held.path for held in beside.nets.values())
+    layer = layers.NET if of_net else block.own.get(origin.span, origin.layer)
+    return origin if layer == origin.layer else replace(origin, layer=layer)
+
+
+def _derived(solver: recipe.Solver) -> dict[str, str]:
+    """The texts of a stage's values whose defaults follow from other fields, and of others."""
+    derived = {
+        "solver.random_seed": str(solver.random_seed),
+        "solver.test_batch_size": str(solver.test_batch_size),
+        "solver.test_transform_param": "transform_param without what is drawn at random",
+    }
+    for key, message in (
+        ("solver.compress_param", solver.compress),
+        ("solver.sync_param", solver.sync),
+        ("solver.model", solver.model),
+        ("solver.transform_param.random_resize_param", solver.transform.random_resize),
+        ("solver.test_transform_param.random_resize_param", solver.test_transform.random_resize),
+    ):
+        if message is not None:
+            derived |= values.leaves(message, key)
+    return derived
+
+
+def _counts(fact: Fact, solver: recipe.Solver) -> bool:
+    """Whether snapshots of the stage depend on it. Images and a network of its own are in its identity under the names of the schedule's."""
+    if solver.early_stop is not None and build.is_tested(fact.key):
+        return True
+    own = ("solver.data.", "solver.model.")
+    return fact.identity and not f"{fact.key}.".startswith(own) and values.is_read(fact.key, solver.lr_policy)
+
+
+def _beside_fields(node: Node, block: Block) -> Iterator[Fact]:
+    """What a stage depends on besides its fields: where it starts from, and files and snapshots that no one has looked at yet, which
+    have an origin alone.
+
+    The iteration of the parent is in a snapshot's id, too, but only as long as the parent's snapshot is there.
+    """
+    if node.parent_iter is not None:
+        origin = recipe.Origin(f"{node.parent}@{node.parent_iter}", "schedule", node.parent_place)
+        yield Fact(recipe.FROM_ITER, str(node.parent_iter), True, origin)
+    if node.teacher is not None:
+        yield Fact(recipe.TEACHER, "", False, recipe.Origin(node.teacher, "stage", node.teacher_place))
+    for value in block.entries["clear"].values if "clear" in block.entries else ():
+        yield Fact(f"{recipe.CLEARED}{value.value}", "", False, recipe.Origin(value.text, "stage", value.span))
+    weights, transform = block.block("weights"), block.block("transform_param")
+    mean = transform.entries.get("mean_file") if transform is not None else None
+    start = weights.entries["file"] if weights is not None else block.entries.get("solverstate")
+    for key, entry in ((recipe.MEAN_DIGEST, mean), (recipe.WEIGHTS_DIGEST, start)):
+        if entry is not None:
+            yield Fact(key, values.NONE, False, recipe.Origin(entry.values[0].text, "stage", entry.place))
+
+
+def _average(ensemble: recipe.Ensemble, block: Block) -> Iterator[Fact]:
+    """What the average of snapshots that a stage starts from depends on, but for the snapshots: these a plan puts into the identity."""
+    at = ["end" if iter is None else str(iter) for _, iter in ensemble.points]
+    texts = {"rule": ensemble.rule.value, "shape": ensemble.shape or values.NONE, "members": " ".join(at)}
+    texts["batch_norm_iter"] = str(ensemble.batch_norm_iter)
+    for name, text in texts.items():
+        entry = block.entries.get(name)
+        origin = recipe.Origin(text, "schedule" if entry else "default", entry.values[0].span if entry else None)
+        yield Fact(f"{recipe.AVERAGE}{name}", text, True, origin)
+    yield Fact(recipe.AVERAGE_OF, "", False, recipe.Origin(ensemble.name, "schedule", ensemble.span))
