@@ -1,4 +1,4 @@
-"""The texts of a folder -> recipe.Schedule, or every mistake in them. Pure, but for what is asked of `Disk`."""
+"""The texts of a folder -> recipe.Schedule, or every mistake in them. Pure, but for the readers that it is given."""
 
 import posixpath
 from collections.abc import Callable, Mapping, Sequence

@@ -28,7 +28,7 @@ from stagerun.plan.counting import (
 )
 from stagerun.plan.planned import Lost, Plan, PlannedStage, State, label, options, points_averaged
 
-# By stage: its snapshots, the decisions about the stages that it depends on, and the decision that was made from them.
+# By stage: its snapshots, the very decisions about the stages that it depends on (equal ones may stand for others), its decision.
 Memory = dict[str, tuple[Sequence[SnapshotRef], list[Decision], Decision]]
 
 
@@ -44,8 +44,7 @@ def make_plan(
 
     `redo` names stale stages to train again, with their stale descendants; others stay, so that a command with it can be repeated. `only`
     names the stages that may be trained, `until` the last one that may. RecipeError when they name no stage, UsageError when a stage would
-    start from what is left out and not on disk, or be taught by it. `memory`: of earlier plans of the same schedule and names; what they
-    decided about a stage whose snapshots, and those that it depends on, are the same is not decided again.
+    start from what is left out and not on disk, or be taught by it. `memory` of earlier plans spares what hasn't changed since.
     """
     asked = choice(schedule, redo, only, until)
     _require_later(schedule)
@@ -54,14 +53,15 @@ def make_plan(
     memory = {} if memory is None else memory
     for stage in schedule.stages:
         needed = (stage.parent, stage.solver.teacher, *(of for of, _ in points_averaged(schedule, stage)))
-        made_from = (inventory.of(stage.name), [decided[name] for name in needed if name is not None])
-        if strangers or stage.name not in memory or memory[stage.name][:2] != made_from:
-            decided[stage.name], inventory = _decide(schedule, stage, decided, inventory, strangers, asked)
+        own, above = inventory.of(stage.name), [decided[name] for name in needed if name is not None]
+        known = memory.pop(stage.name, None)
+        if strangers or known is None or known[0] != own or list(map(id, known[1])) != list(map(id, above)):
+            decision, inventory = _decide(schedule, stage, decided, inventory, strangers, asked)
         else:
-            decided[stage.name] = memory[stage.name][2]
-        memory.pop(stage.name, None)
-        if made_from[0] == inventory.of(stage.name) and _lasts(decided[stage.name], bool(made_from[0])):
-            memory[stage.name] = (*made_from, decided[stage.name])
+            decision = known[2]
+        decided[stage.name] = decision
+        if own == inventory.of(stage.name) and _lasts(decision, bool(own)):
+            memory[stage.name] = (own, above, decision)
     wanted = {(name, iter) for ensemble in schedule.ensembles for name, iter in ensemble.points if iter is not None}
     points = {at: ref for at in wanted if (ref := place_of(decided[at[0]], at[1], inventory).ref) is not None}
     pieces = _pieces(schedule, decided, points, asked.chosen)
