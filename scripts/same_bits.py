@@ -1,4 +1,4 @@
-"""The bits of two commits, compared: see scripts/same-bits."""
+"""The bits of two commits, compared: see scripts/dev same-bits."""
 
 import argparse
 import json

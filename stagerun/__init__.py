@@ -1,7 +1,7 @@
 """stagerun: a staged training schedule as a folder of solver files, run as one job.
 
-As a library (`stagerun help library`): `load`, `plan`, `run`, `report` and `Snapshot`. Importing it loads nothing else: a name's module is
-imported when the name is first used.
+As a library (`stagerun help library`): `load`, `plan`, `run`, `report` and `Snapshot`. A name's module is imported at the first use of the
+name.
 """
 
 from importlib import import_module
@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from stagerun.base.events import Event
     from stagerun.base.recipe import Schedule
     from stagerun.language import load
-    from stagerun.tools.library.plan import Plan, plan
-    from stagerun.tools.library.report import Report, report
-    from stagerun.tools.library.run import Run, run
-    from stagerun.tools.library.snapshot import Snapshot
+    from stagerun.look.report import Report, report
+    from stagerun.tools.library import Plan, Snapshot, plan
+    from stagerun.tools.running import Run, run
 
 __version__ = "0.1.0"
 
@@ -35,25 +34,25 @@ __all__ = [
 
 _HOMES = {
     "Event": "stagerun.base.events",
-    "Plan": "stagerun.tools.library.plan",
-    "Report": "stagerun.tools.library.report",
-    "Run": "stagerun.tools.library.run",
+    "Plan": "stagerun.tools.library",
+    "Report": "stagerun.look.report",
+    "Run": "stagerun.tools.running",
     "Schedule": "stagerun.base.recipe",
-    "Snapshot": "stagerun.tools.library.snapshot",
+    "Snapshot": "stagerun.tools.library",
     "StagerunError": "stagerun.base.errors",
     "load": "stagerun.language",
-    "report": "stagerun.tools.library.report",
-    "run": "stagerun.tools.library.run",
+    "report": "stagerun.look.report",
+    "run": "stagerun.tools.running",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name == "plan":  # the folder of that name, which can be called
+    if name == "plan":  # the package of that name, which is callable
         return import_module("stagerun.plan")
     if name not in _HOMES:
         raise AttributeError(f"module 'stagerun' has no attribute {name!r}")
-    globals()[name] = found = getattr(import_module(_HOMES[name]), name)
-    return found
+    globals()[name] = value = getattr(import_module(_HOMES[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""The process, from its first instruction on: a stop signal that comes while modules are imported is answered, too."""
+"""The process from its first instruction: a stop signal during imports is handled, too."""
 
 import os
 import sys
@@ -8,13 +8,13 @@ from stagerun.system import signals
 
 # errors.ExitCode, which is not imported yet.
 _SAVED, _INTERRUPTED = 75, 130
-# What stagerun.system.world reads, which is not imported yet either.
+# As in stagerun.system.world, which is not imported yet.
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 def _open_streams() -> None:
-    """Opens those of stdin, stdout and stderr that were closed before the start: else the next files that are opened get their numbers, and
-    a program that is started from here finds its own output in their place."""
+    """Open stdin, stdout and stderr if they were closed before the start: else the next opened files get their numbers, and child processes
+    write into these."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -27,14 +27,14 @@ def _open_streams() -> None:
 def main() -> None:
     _open_streams()
     runs = sys.argv[1:2] in (["run"], ["retry"])
-    # Of several workers our launcher speaks, or else rank 0.
+    # The launcher prints for several workers, or else rank 0.
     silent = "STAGERUN_REPORT_DIR" in os.environ or any(os.environ.get(name, "0") != "0" for name in _RANKS)
     text = "nothing was started; run the same command again" if runs else "interrupted"
     signals.leave(_SAVED if runs else _INTERRUPTED, "" if silent else text)
-    signals.release()  # our launcher starts its workers with these signals blocked
+    signals.release()  # the launcher starts workers with these signals blocked
     from stagerun.cli import main as command
 
-    code: object = 1  # Python's own, of an exception that is shown by it
+    code: object = 1  # Python's code for an exception
     try:
         if not runs:
             signals.interrupt()
@@ -46,7 +46,7 @@ def main() -> None:
     except KeyboardInterrupt:  # before a command has started, or after it
         signals.end_at_once(_INTERRUPTED, "" if silent else "interrupted")
     finally:
-        signals.settle()  # while the interpreter is taken down: the exit code is settled, too
+        signals.settle()  # during teardown the exit code is fixed
         if (users := sys.modules.get("stagerun.system.code")) is not None and isinstance(code, int):
             users.end_soon(code)
 

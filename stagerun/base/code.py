@@ -1,15 +1,15 @@
-"""How a schedule names Python: `mynet.py:build`, a function of a file beside it, or `package.module:build`. Values."""
+"""Names of Python functions in a schedule: `mynet.py:build`, in a file next to it, or `package.module:build`. Values."""
 
 import re
 from dataclasses import dataclass
 
 _PART = re.compile(r"[\w-]+")
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_EXAMPLE = 'write `"mynet.py:build"` for a file beside the schedule, `"package.module:build"` for an installed package'
+_EXAMPLE = 'write `"mynet.py:build"` for a file next to the schedule, `"package.module:build"` for an installed package'
 
 
 class WrongCode(ValueError):
-    """A text that names no function; `hint` says what to write. A ValueError, since a snapshot's recipe may hold such a text."""
+    """The text does not name a function. A ValueError, since a snapshot's recipe may hold such a text."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -18,7 +18,7 @@ class WrongCode(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """`file` is a path below the schedule's folder, '' for an installed package."""
+    """A Python function. `file`: a path below the schedule's folder, '' for an installed package."""
 
     file: str
     module: str
@@ -26,7 +26,7 @@ class Code:
 
     @property
     def top(self) -> str:
-        """`package` of `package.module:build`."""
+        """Return `package` of `package.module:build`."""
         return self.module.partition(".")[0]
 
     def __str__(self) -> str:
@@ -35,43 +35,40 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The Python files of a schedule: by path below its folder, as they were read. `folder` as the user wrote it."""
+    """The Python files of a schedule: (path below its folder, text). `folder`: as the user wrote it."""
 
     folder: str = ""
     files: tuple[tuple[str, str], ...] = ()
 
 
 def names_code(text: str) -> bool:
-    """Whether a text is meant to name a function of Python, right or wrong."""
+    """Return whether a text is meant to name a Python function, right or wrong."""
     return ":" in text or text.endswith(".py")
 
 
 def code_of(text: str) -> Code:
-    """
+    """Parse the name of a Python function. WrongCode.
+
     >>> code_of("nets/mynet.py:build")
     Code(file='nets/mynet.py', module='nets.mynet', function='build')
     >>> code_of("package.module:build")
     Code(file='', module='package.module', function='build')
-
-    WrongCode.
     """
-    place, colon, function = text.rpartition(":")
+    home, colon, function = text.rpartition(":")
     if not colon:
-        raise WrongCode(
-            f"`{text}` names a file and no function in it", f'write `"{text}:build"`, if it is called `build`'
-        )
+        raise WrongCode(f"`{text}` names a file without a function", f'write `"{text}:build"`, if it is called `build`')
     if not function.isidentifier():
         raise WrongCode(f"`{function}` can't be the name of a function", _EXAMPLE)
-    if not place.endswith(".py"):
-        if not _DOTTED.fullmatch(place):
-            raise WrongCode(f"`{place}` is neither a Python file nor the name of a package", _EXAMPLE)
-        return Code("", place, function)
-    parts = place.removesuffix(".py").split("/")
-    if place.startswith(("/", "~")) or ".." in parts:
-        hint = "copy the file beside schedule.prototxt, or below it: snapshots keep it, and it travels with the folder"
-        raise WrongCode(f"`{place}` is not below the schedule's folder", hint)
+    if not home.endswith(".py"):
+        if not _DOTTED.fullmatch(home):
+            raise WrongCode(f"`{home}` is neither a Python file nor the name of a package", _EXAMPLE)
+        return Code("", home, function)
+    parts = home.removesuffix(".py").split("/")
+    if home.startswith(("/", "~")) or ".." in parts:
+        hint = "copy the file next to schedule.prototxt, or below it: snapshots keep it, and it travels with the folder"
+        raise WrongCode(f"`{home}` is not below the schedule's folder", hint)
     if parts[0] == ".":
-        raise WrongCode(f"`{place}` begins with `./`", f'write `"{place.lstrip("./")}:{function}"`')
+        raise WrongCode(f"`{home}` begins with `./`", f'write `"{home.lstrip("./")}:{function}"`')
     if not all(_PART.fullmatch(part) for part in parts):
-        raise WrongCode(f"`{place}` can't be imported", "name files and folders with letters, digits, `_` and `-`")
-    return Code(place, ".".join(parts), function)
+        raise WrongCode(f"`{home}` can't be imported", "name files and folders with letters, digits, `_` and `-`")
+    return Code(home, ".".join(parts), function)

@@ -1,7 +1,7 @@
-"""What can go wrong, as values: problems with a place in a file, errors with an exit code.
+"""Problems with a position in a file, and errors with an exit code, as values.
 
-Library code raises subclasses of StagerunError; only the command line turns them into text and an exit code. An exception of another kind
-that reaches the user is a bug of stagerun (70).
+Library code raises subclasses of StagerunError; only the command line turns them into text and an exit code. Any other exception that reaches
+the user is a bug of stagerun (70).
 """
 
 import difflib
@@ -13,25 +13,22 @@ from stagerun.base.text import count, listed
 
 
 class ExitCode(enum.IntEnum):
-    """How a command ended. Only 69, 74, 75, 80 and death by a signal are worth trying again as they are."""
+    """The exit code of a command. Only 69, 74, 75, 80 and death by a signal are worth a retry of the same command."""
 
     meaning: str
 
     DONE = 0, "done"
     RECIPE = 64, "a mistake in a solver file or on the command line"
     DATA = 65, "images that can't be used"
-    PEER = 69, "a worker, host or service is gone; the same command goes on"
+    PEER = 69, "a worker, host or service is gone; the same command resumes"
     BUG = 70, "a bug of stagerun"
     IN_USE = 73, "another run holds the output folder"
     STORAGE = 74, "disk full, read-only or gone, or a limit of this shell (ulimit)"
-    SAVED = 75, "stopped and saved; the same command goes on"
+    SAVED = 75, "stopped and saved; the same command resumes"
     PERMISSION = 77, "no permission for a file or folder"
-    RESUME_REFUSED = (
-        78,
-        "refused, for what is on disk: made from something else, damaged, pinned, or no progress in three lives",
-    )
+    RESUME_REFUSED = 78, "refused because of the snapshots: stale, damaged, pinned, or no progress in three starts"
     DIVERGED = 79, "the loss is not finite"
-    RANKS_DIFFER = 80, "a worker held other weights than the others; the same command goes on from the last snapshot"
+    RANKS_DIFFER = 80, "the weights of a worker differ; the same command resumes from the last snapshot"
     INTERRUPTED = 130, "interrupted; nothing saved since the last snapshot"
 
     def __new__(cls, code: int, meaning: str = "") -> "ExitCode":
@@ -40,9 +37,9 @@ class ExitCode(enum.IntEnum):
         return self
 
 
-# Another start of the same command may mend these; with another code it would end in the same way.
+# A retry of the same command may fix these; with another code it would end in the same way.
 WORTH_ANOTHER_START = (ExitCode.PEER, ExitCode.STORAGE, ExitCode.SAVED, ExitCode.RANKS_DIFFER)
-AGAIN = "run the same command again: it goes on from the newest snapshot"  # a hint
+AGAIN = "run the same command again: it resumes from the newest snapshot"  # a hint
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -59,7 +56,7 @@ class Span:
 
 
 class Level(enum.Enum):
-    """How bad something in a solver file is: a mistake can't be trained, a warning fails `check --strict`, a note never fails."""
+    """The severity of a problem in a solver file: a mistake can't be trained, a warning fails `check --strict`, a note never fails."""
 
     MISTAKE = "mistake"
     WARNING = "warning"
@@ -68,7 +65,7 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something about a solver file. `source` is the line that `span` points into; `id` that of a finding's rule."""
+    """A problem in a solver file. `source`: the line that `span` points into; `id`: of the rule of a finding."""
 
     message: str
     span: Span
@@ -79,15 +76,15 @@ class Problem:
 
     @property
     def head(self) -> str:
-        """`path:line:col: message` of a mistake, else `path:line:col: warning: message`."""
+        """Return `path:line:col: message` for a mistake, else `path:line:col: warning: message`."""
         level = "" if self.level is Level.MISTAKE else f"{self.level.value}: "
         return f"{self.span}: {level}{self.message}"
 
     def render(self) -> str:
-        """The head, the line, a caret under the place, a hint."""
+        """Return the head, the line, carets under the span, and the hint."""
         text = self.head
         if self.source:
-            # A caret under a tab must stand where the terminal puts it: the margin repeats the line's own tabs.
+            # The margin repeats the line's tabs, so that the carets line up on a terminal.
             margin = "".join("\t" if c == "\t" else " " for c in self.source[: self.span.column - 1])
             carets = max(1, min(self.span.width, len(self.source) - self.span.column + 1))
             text += f"\n  {self.source}\n  {margin}{'^' * carets}"
@@ -97,7 +94,7 @@ class Problem:
 
 
 class StagerunError(Exception):
-    """Base of everything a user may see. `hint` says what to do about it."""
+    """Base of all errors for users. `hint`: what to do."""
 
     exit_code = ExitCode.BUG
 
@@ -110,12 +107,12 @@ class StagerunError(Exception):
         return self.message + (f"\n  hint: {self.hint}" if self.hint else "")
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows (IPython asks for it): where in stagerun it was found says nothing to the user."""
+        """Return the lines for a notebook (an IPython hook), without stagerun's traceback."""
         return self.render().splitlines()
 
 
 class RecipeError(StagerunError):
-    """Mistakes in solver files or arguments, all of them at once; `problems` are sorted by place."""
+    """Mistakes in solver files or arguments, all at once; `problems` are sorted by span."""
 
     exit_code = ExitCode.RECIPE
 
@@ -127,11 +124,11 @@ class RecipeError(StagerunError):
         return "\n\n".join([*(p.render() for p in self.problems), self.message])
 
     def __str__(self) -> str:
-        return self.render()  # a script that doesn't catch it shows this, and "3 mistakes" helps no one
+        return self.render()  # shown by a script that doesn't catch it
 
 
 class UsageError(StagerunError):
-    """An argument that names nothing."""
+    """An invalid argument."""
 
     exit_code = ExitCode.RECIPE
 
@@ -163,7 +160,7 @@ class PermissionDenied(StagerunError):
 
 
 class ResumeRefused(StagerunError):
-    """What is on disk was made from something else, is damaged, or shows no progress."""
+    """The snapshots on disk are stale, damaged, or show no progress."""
 
     exit_code = ExitCode.RESUME_REFUSED
 
@@ -178,55 +175,55 @@ class RanksDiffer(StagerunError):
     exit_code = ExitCode.RANKS_DIFFER
 
 
-def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """``did you mean `x`?`` for the known word nearest to `word`, or ''; equal ones have a likeness of 1, and `cutoff` is the least."""
-    match = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return ``did you mean `x`?`` for the word most similar to `word`, or ''; `cutoff`: the least similarity, 1 for equal words."""
+    match = difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)
     return f"did you mean `{match[0]}`?" if match else ""
 
 
 def listing(words: Sequence[str], last: str = "or") -> str:
-    """`a`, `b` or `c`; `last`: the word before the last one."""
+    """Return `a`, `b` or `c` in backquotes; `last`: the word before the last one."""
     return listed([f"`{word}`" for word in words], last=last)
 
 
-# -- the mistakes of several files: the only mutable thing here, alive while one schedule is read
+# -- the mistakes of several files: the only mutable object here, alive while one schedule is read
 
 LONGEST_LINE = 200  # characters of a line that are shown
 
 
 class Problems:
-    """Mistakes and findings so far. The same message at the same place (a setting that five stages inherit) counts once, and so do
-    messages of the same `key`. The `id` of a finding ends its message."""
+    """Mistakes and findings so far. The same message at the same span (a setting that five stages inherit) counts once, and so do messages
+    with the same `key`. The `id` of a finding ends its message."""
 
     def __init__(self, files: Iterable[tuple[str, str]] = ()) -> None:
-        self._found: dict[tuple[Span, str], Problem] = {}
+        self._problems: dict[tuple[Span, str], Problem] = {}
         self._lines: dict[str, list[str]] = {}
         for path, text in files:
             self.file(path, text)
 
     def __bool__(self) -> bool:
-        return bool(self._found)
+        return bool(self._problems)
 
     def count(self, path: str) -> int:
-        return sum(1 for span, _ in self._found if span.path == path)
+        return sum(1 for span, _ in self._problems if span.path == path)
 
     def all(self) -> tuple[Problem, ...]:
-        return tuple(self._found.values())
+        return tuple(self._problems.values())
 
     def file(self, path: str, text: str) -> None:
-        """Makes the lines of a text known, before mistakes in it are added."""
+        """Store the lines of a text, before mistakes in it are added."""
         self._lines[path] = text.split("\n")
 
     def add(
         self, span: Span, message: str, hint: str = "", level: Level = Level.MISTAKE, id: str = "", key: str = ""
     ) -> None:
-        if (span, key or message) not in self._found:
+        if (span, key or message) not in self._problems:
             source = "" if level is Level.NOTE else self.line(span)
             text = f"{message} [{id}]" if id else message
-            self._found[span, key or message] = Problem(text, span, source, hint, level, id)
+            self._problems[span, key or message] = Problem(text, span, source, hint, level, id)
 
     def line(self, span: Span) -> str:
-        """The line that a place is in, as far as it can be shown; '' where it is not known."""
+        """Return the line of a span, as far as it can be shown; '' if unknown."""
         lines = self._lines.get(span.path, [])
         line = lines[span.line - 1] if span.line <= len(lines) else ""
         if span.column > LONGEST_LINE:

@@ -1,12 +1,12 @@
-"""Which image is where: the order of an epoch and the random numbers of an image, from (seed, position). Pure.
+"""The order of images in an epoch and the random numbers of an image, from (seed, position). Pure.
 
-A *position* counts images of a training set consumed since the seed, from 0, over epochs and stages. Every function is a fixed formula over
-unsigned 64-bit integers: its values are the same in every version, on every machine, for any number of workers, and for any way of cutting
-the positions into batches. They are part of what a snapshot means: a change here changes every training.
+A *position* counts images of a training set consumed since the first stage, from 0, over epochs and stages. Every function is a fixed formula
+over unsigned 64-bit integers: its values are the same in every version, on every machine, for any number of workers, and for any division of
+the positions into batches. Snapshots depend on them: a change here changes every training.
 
-The random numbers are those of splitmix64 (Steele, Lea and Flood, 2014), read at any place instead of one after the
-other. The order is a keyed permutation: a Feistel network over pairs of digits, walked on until it is back inside the
-range. Where classes are to come in shares of their own (`sampling`), it is a permutation of shares, and one of each class.
+The random numbers are splitmix64's (Steele, Lea and Flood, 2014), read at any index instead of in sequence. The order is a keyed
+permutation: a Feistel network over pairs of digits, repeated until the result is inside the range. With shares of classes
+(`sampling`), it is a permutation of the shares, and one of each class.
 """
 
 from collections.abc import Sequence
@@ -22,17 +22,17 @@ UInt64 = NDArray[np.uint64]
 
 
 class Purpose(IntEnum):
-    """What a number is for. The same seed gives unrelated numbers for different purposes."""
+    """The purpose of a random number. The same seed gives unrelated numbers for different purposes."""
 
     ORDER = 1
-    TRANSFORM = 2  # where an image is cut and whether it is mirrored
+    TRANSFORM = 2  # the crop and the mirroring of an image
     DROPOUT = 3
-    COLOUR = 4  # what is done to an image's colours
-    MIX = 5  # how the images of a device batch are mixed; at the position of its first image
-    # 6 was that of records in the place of bad ones.
-    SAMPLING = 7  # where the classes come in an epoch that has shares of them
+    COLOUR = 4  # the colours of an image
+    MIX = 5  # the mixing of a device batch's images; at the position of its first image
+    # 6 was for replacements of bad records.
+    SAMPLING = 7  # the positions of the classes in an epoch with shares
     MEMBER = 8  # the order of the records within a class
-    PYTHON = 9  # what a schedule's own function draws
+    PYTHON = 9  # draws of a schedule's Python function
 
 
 _ROUNDS = 8
@@ -42,49 +42,47 @@ _SMALLEST_DIGIT = 16
 
 @dataclass(frozen=True, slots=True)
 class EveryRecord:
-    """Each epoch has every record once: with `shuffle` as a permutation of its own, without in key order."""
+    """An order in which each epoch has every record once: with `shuffle` in another permutation per epoch, without in key order."""
 
     seed: int
     images: int
     shuffle: bool
 
     def at(self, start: int, count: int) -> NDArray[np.int64]:
-        """Record numbers, 0 .. images-1, at the positions start .. start+count-1, over any number of epochs: int64[count]."""
+        """Return the record numbers, 0 .. images-1, at the positions start .. start+count-1, over any number of epochs: int64[count]."""
         epoch, offset = np.divmod(np.arange(start, start + count, dtype=np.int64), self.images)
         return _permuted(self.seed, Purpose.ORDER, epoch, offset, self.images) if self.shuffle else offset
 
 
 def draws(seed: int, positions: NDArray[np.int64], k: int, purpose: Purpose = Purpose.TRANSFORM) -> UInt64:
-    """k independent random numbers for each position, each even over 0 .. 2**64-1: uint64[len(positions), k].
-
-    Number j of a position does not depend on k.
-    """
+    """Return k independent random numbers for each position, each uniform over 0 .. 2**64-1: uint64[len(positions), k].
+    Number j of a position does not depend on k."""
     states = _number(_state(seed, purpose), positions.astype(np.uint64))
     return _number(states[:, None], np.arange(k, dtype=np.uint64))
 
 
 def randint(draw: int, n: int) -> int:
-    """A whole number of 0 .. n-1 from a number of `draws`, by remainder as in Caffe (`rand() % n`); even to 2**-32 for n up to 2**32."""
+    """Map a number of `draws` to 0 .. n-1, by remainder as in Caffe (`rand() % n`); uniform to 2**-32 for n up to 2**32."""
     return int(draw) % n
 
 
 def uniform(draw: int) -> float:
-    """A number from 0 up to, not including, 1, a multiple of 2**-53, from a number of `draws`."""
+    """Map a number of `draws` to [0, 1), a multiple of 2**-53."""
     return (int(draw) >> 11) * 2.0**-53
 
 
 def dropout_seed(seed: int, position: int) -> int:
-    """Seed, 0 .. 2**63-1, for the forward pass of the device batch whose first image is at `position`."""
+    """Return the seed, 0 .. 2**63-1, for the forward pass of the device batch whose first image is at `position`."""
     return int(_number(_state(seed, Purpose.DROPOUT), np.array([position], dtype=np.uint64))[0]) >> 1
 
 
 def _state(seed: int, purpose: Purpose) -> UInt64:
-    """uint64[1]; one element rather than a scalar, because numpy warns where a scalar wraps round."""
+    """Return uint64[1]; one element rather than a scalar, because numpy warns if a scalar overflows."""
     return _number(np.array([seed], dtype=np.uint64), np.array([purpose], dtype=np.uint64))
 
 
 def _number(state: UInt64, index: UInt64) -> UInt64:
-    """Output number `index` of a splitmix64 generator that starts in `state`; the two are broadcast."""
+    """Return output number `index` of a splitmix64 generator that starts in `state`; the two are broadcast."""
     x: NDArray[Any] = state + 0x9E3779B97F4A7C15 * (index + 1)
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
@@ -94,7 +92,7 @@ def _number(state: UInt64, index: UInt64) -> UInt64:
 def _permuted(
     seed: int, purpose: Purpose, epoch: NDArray[np.int64], offset: NDArray[np.int64], images: int
 ) -> NDArray[np.int64]:
-    """Each offset (below `images`) under the permutation of its epoch."""
+    """Map each offset (below `images`) by the permutation of its epoch."""
     keys = _number(_state(seed, purpose), epoch.astype(np.uint64))
     return _permute(keys, offset.astype(np.uint64), np.uint64(images), *map(np.uint64, _digits(images)))
 
@@ -102,11 +100,9 @@ def _permuted(
 def _permute(
     keys: UInt64, x: UInt64, images: UInt64 | np.uint64, a: UInt64 | np.uint64, b: UInt64 | np.uint64
 ) -> NDArray[np.int64]:
-    """Each x (below its `images`, whose `_digits` are a and b) under the permutation of 0 .. images-1 that its key names.
-
-    The network permutes 0 .. a*b-1, a little more than `images`. What falls outside goes through it again: it lies on a
-    cycle that x itself lies on, so it comes back inside, and two different x never meet.
-    """
+    """Map each x (below its `images`, whose `_digits` are a and b) by the permutation of 0 .. images-1 of its key. The
+    network permutes 0 .. a*b-1, a little more than `images`. Results outside go through it again: they are on the same
+    cycle as x, so they come back inside, and two different x never meet."""
     x = _feistel(keys, x, a, b)
     while (outside := np.flatnonzero(x >= images)).size:
         some_a, some_b = (np.broadcast_to(digit, x.shape)[outside] for digit in (a, b))
@@ -115,38 +111,37 @@ def _permute(
 
 
 def _digits(images: int) -> tuple[int, int]:
-    """How many values each of two digits has that together count up to `images` at least."""
+    """Return the number of values of each of two digits that together count to at least `images`."""
     a = max(_SMALLEST_DIGIT, isqrt(images - 1) + 1)
     return a, max(_SMALLEST_DIGIT, -(-images // a))
 
 
 def _feistel(keys: UInt64, x: UInt64, a: UInt64 | np.uint64, b: UInt64 | np.uint64) -> UInt64:
-    """A permutation of 0 .. a*b-1: of the two digits of x, each in turn is moved round by a hash of the other."""
+    """Permute 0 .. a*b-1: rotate each of the two digits of x in turn by a hash of the other."""
     left, right = np.divmod(x, b)
     rounds = np.arange(_ROUNDS, dtype=np.uint64)[:, None]
-    for odd, even in zip(_number(keys, rounds[::2]), _number(keys, rounds[1::2]), strict=True):
-        # The hash is reduced before it is added: a sum that wrapped at 2**64 would not be a permutation.
-        left = (left + _number(odd, right) % a) % a
-        right = (right + _number(even, left) % b) % b
+    for left_key, right_key in zip(_number(keys, rounds[::2]), _number(keys, rounds[1::2]), strict=True):
+        # The hash is reduced before the sum: a sum that wrapped at 2**64 would not be a permutation.
+        left = (left + _number(left_key, right) % a) % a
+        right = (right + _number(right_key, left) % b) % b
     return left * b + right
 
 
-# -- Classes in shares of their own.
+# -- classes with shares
 
 
 class Sampled:
-    """Each epoch, as many images as there are records, has a class `shares` times; where in the epoch is drawn anew each time.
-
-    An image of a class is taken in turn: all of them, in an order drawn anew, before one comes again. So over any number of
-    epochs the images of a class come equally often, within one, and no two epochs of a large class have the same ones. A record
-    follows from seed and position alone; what is held is the numbers of the records, sorted by class.
-    """
+    """An order in which each epoch has as many images as the set has records, and each class `shares` times, at random
+    positions. The images of a class take turns: all of them, in random order, before one is repeated. So over any
+    number of epochs the images of a class come equally often, within one, and no two epochs of a large class have the
+    same images. A record follows from seed and position alone; the object only holds the record numbers, sorted by
+    class."""
 
     def __init__(self, seed: int, labels: NDArray[np.integer], shares: Sequence[int]) -> None:
-        """`labels` of all records, -1 where there is none; `shares` sum up to the number of records, and are 0 for a class without."""
+        """Prepare the order. `labels`: of all records, -1 if missing; `shares`: sum to the number of records, 0 for a class without records."""
         self.seed, self.images = seed, len(labels)
         self._members = np.argsort(labels, kind="stable").astype(np.int32)
-        sizes = np.bincount(labels + 1, minlength=len(shares) + 1)  # of no class first
+        sizes = np.bincount(labels + 1, minlength=len(shares) + 1)  # unlabelled records first
         self._first, self._sizes = np.cumsum(sizes)[:-1], sizes[1:].astype(np.uint64)
         self._shares = np.array(shares, np.int64)
         self._ends = np.cumsum(self._shares)
@@ -154,17 +149,17 @@ class Sampled:
         self._a, self._b = np.array([_digits(max(1, int(size))) for size in self._sizes], np.uint64).T
 
     def at(self, start: int, count: int) -> NDArray[np.int64]:
-        """As `EveryRecord.at`."""
+        """Implement `EveryRecord.at`."""
         epoch, offset = np.divmod(np.arange(start, start + count, dtype=np.int64), self.images)
         slot = _permuted(self.seed, Purpose.SAMPLING, epoch, offset, self.images)
         label = np.searchsorted(self._ends, slot, side="right")
-        # How many images of its class came before it, since position 0.
+        # The number of earlier images of its class, since position 0.
         turn = epoch * self._shares[label] + slot - (self._ends - self._shares)[label]
         sizes = self._sizes[label]
-        again, place = np.divmod(turn.astype(np.uint64), sizes)
+        again, index = np.divmod(turn.astype(np.uint64), sizes)
         keys = _number(_number(_state(self.seed, Purpose.MEMBER), label.astype(np.uint64)), again)
-        place_in_class = _permute(keys, place, sizes, self._a[label], self._b[label])
-        return self._members[self._first[label] + place_in_class].astype(np.int64)
+        member = _permute(keys, index, sizes, self._a[label], self._b[label])
+        return self._members[self._first[label] + member].astype(np.int64)
 
 
 Order = EveryRecord | Sampled

@@ -1,4 +1,4 @@
-"""Numbers and rows as people read them."""
+"""Numbers and tables for people."""
 
 import re
 import textwrap
@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
 
-# C0 but tab and newline, DEL, C1; what turns the direction of writing; line separators; halves of a pair, as in a name that isn't UTF-8.
+# C0 except tab and newline, DEL, C1; direction marks; line separators; lone surrogates, as in a name that isn't UTF-8.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def shown(text: str) -> str:
-    """`text` with U+FFFD for each character that would command a terminal, as long as before: a caret still points at its place."""
+    """Return `text` with U+FFFD for each character that would control a terminal; the length stays, so that carets still fit."""
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -21,7 +21,7 @@ _terminals: list[Callable[[], int | None]] = []
 
 @contextmanager
 def printing_on(terminal: Callable[[], int | None]) -> Iterator[None]:
-    """Within it, in all threads, tables are folded to the columns that `terminal` gives (None: not at all). For the command line."""
+    """Fold tables, in all threads, to the columns that `terminal` returns (None: don't fold). For the command line."""
     _terminals.append(terminal)
     try:
         yield
@@ -30,7 +30,7 @@ def printing_on(terminal: Callable[[], int | None]) -> Iterator[None]:
 
 
 def terminal() -> int | None:
-    """Columns of the terminal that is printed on; None for a pipe or a file."""
+    """Return the columns of the terminal that output goes to; None for a pipe or a file."""
     return _terminals[-1]() if _terminals else None
 
 
@@ -42,8 +42,8 @@ _LABEL = re.compile(r"\s*\S+( \S+)* {2,}")
 
 
 def columns(rows: Sequence[Sequence[str]], indent: int = 0) -> list[str]:
-    """Rows of cells as lines, columns as wide as their widest cell, no trailing spaces. On a terminal too narrow for that long cells
-    are folded, and then the table is cut into several, one below the other. `indent`: what is put before each line."""
+    """Return rows of cells as lines, columns as wide as their widest cell, no trailing spaces. For a narrower terminal, fold long cells, then
+    cut the table into several, one below the other. `indent`: the width that the caller adds to each line."""
     natural = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     width = terminal()
     room = None if width is None else width - indent
@@ -52,7 +52,7 @@ def columns(rows: Sequence[Sequence[str]], indent: int = 0) -> list[str]:
         widths = [natural[i] for i in part]
         while room is not None and sum(widths) + 2 * len(widths) - 2 > room and max(widths) > _NARROWEST:
             widths[widths.index(max(widths))] -= 1
-        lines += [""] * bool(lines)
+        lines += [""] if lines else []
         for row in rows:
             folded = [_folded(row[i], w) for i, w in zip(part, widths, strict=True)]
             for cells in zip_longest(*folded, fillvalue=""):
@@ -61,14 +61,14 @@ def columns(rows: Sequence[Sequence[str]], indent: int = 0) -> list[str]:
 
 
 def parts(widths: Sequence[int], room: int | None) -> list[list[int]]:
-    """The columns of a table in as many parts as it takes for each to be no wider than `room`; the first column is in all."""
-    found = [[0]]
+    """Divide the columns of a table into parts no wider than `room`; the first column is in all."""
+    divided = [[0]]
     for i in range(1, len(widths)):
-        wide = sum(widths[j] + 2 for j in (*found[-1], i)) - 2
-        if room is not None and wide > room and len(found[-1]) > 1:
-            found.append([0])
-        found[-1].append(i)
-    return found
+        wide = sum(widths[j] + 2 for j in (*divided[-1], i)) - 2
+        if room is not None and wide > room and len(divided[-1]) > 1:
+            divided.append([0])
+        divided[-1].append(i)
+    return divided
 
 
 def wrapped(text: str, width: int | None) -> str:
@@ -76,27 +76,29 @@ def wrapped(text: str, width: int | None) -> str:
     caret below it is cut, and the caret with it."""
     if width is None:
         return text
-    lines, found = text.split("\n"), list[str]()
+    lines, broken = text.split("\n"), list[str]()
     for i, line in enumerate(lines):
         label = _LABEL.match(line)
         indent = len(line) - len(line.lstrip()) + 2 if label is None or label.end() > width / 2 else label.end()
         if carets := next(filter(_CARETS.fullmatch, lines[i : i + 2]), None):
-            found.append(_cut(line, width, carets.index("^")))
+            broken.append(_cut(line, width, carets.index("^")))
         elif line.startswith("|") or len(_GAP.findall(line)) < 2:
-            found += [line] if line.startswith("|") else _folded(line, width, " " * indent)
-        else:  # between fields that stand two spaces apart rather than inside one
+            broken += [line] if line.startswith("|") else _folded(line, width, " " * indent)
+        else:  # between fields that are two spaces apart rather than inside one
             for part in _folded(_INSIDE.sub("\0", line), width, " " * indent):
-                found += _folded(part.replace("\0", " "), width, " " * indent)
-    return "\n".join(found)
+                broken += _folded(part.replace("\0", " "), width, " " * indent)
+    return "\n".join(broken)
 
 
 def _cut(line: str, width: int, at: int) -> str:
-    """What of a line is seen around the column `at`."""
+    """Return the part of a line around the column `at`."""
     start = 0 if at < width * 3 // 4 else at - width // 2
     seen = line[start : start + width]
     if line.lstrip(" ^"):  # not the carets
-        seen = "..." * (start > 0) + seen[3 * (start > 0) :]
-        seen = seen[: width - 3] + "..." if len(line) > start + width else seen
+        if start:
+            seen = "..." + seen[3:]
+        if len(line) > start + width:
+            seen = seen[: width - 3] + "..."
     return seen
 
 
@@ -109,12 +111,12 @@ def _folded(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 worker`, `2 workers`."""
+    """Return `1 worker`, `2 workers`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def between(least: float, most: float, form: str = "") -> str:
-    """`12 to 40`; `40` if both look the same.
+    """Return `12 to 40`; `40` if both look the same.
 
     >>> between(12, 40), between(0.999, 1.001, ".2f")
     ('12 to 40', '1.00')
@@ -124,7 +126,7 @@ def between(least: float, most: float, form: str = "") -> str:
 
 
 def apart(values: Sequence[Any], digits: int = 4, show: Callable[[Any, int], str] = "{:.{}g}".format) -> list[str]:
-    """Each number with so many digits, and with more where different ones would look the same.
+    """Return each number with `digits` digits, or more if different numbers would look the same.
 
     >>> apart([0.9, 0.95]), apart([0.999996, 0.9999971, 1]), apart([0.1 + 0.2, 0.3])
     (['0.9', '0.95'], ['0.999996', '0.999997', '1'], ['0.3', '0.3'])
@@ -136,22 +138,22 @@ def apart(values: Sequence[Any], digits: int = 4, show: Callable[[Any, int], str
 
 
 def first(lines: Sequence[str], most: int = 20) -> list[str]:
-    """The first lines, and how many more there are."""
+    """Return the first lines, and the number of the others."""
     return [*lines[:most], *([f"and {len(lines) - most} more"] if len(lines) > most else [])]
 
 
-MOST_LISTED = 5  # names in a line, of things of which there may be hundreds
+MOST_LISTED = 5  # names in a line, if there may be hundreds
 
 
 def listed(words: Sequence[str], most: int | None = None, last: str = "and") -> str:
-    """`a`, `a and b`, `a, b and c`; of many the first `most`, and how many are left: `a, b and 7 more`. One that is left is named."""
+    """Return `a`, `a and b`, `a, b and c`; of many the first `most`: `a, b and 7 more`. A single remaining word is named."""
     if most is not None and len(words) > most + 1:
         words = [*words[:most], f"{len(words) - most} more"]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
 def duration(seconds: float, short: str = "") -> str:
-    """`42 s`, `3 min 05 s`, `2 h 07 min`, `3 d 04 h`. `short` is the format below a minute: `.1f` for tenths, `.3g` for `0.0123 s`."""
+    """Return `42 s`, `3 min 05 s`, `2 h 07 min`, `3 d 04 h`. `short`: the format below a minute: `.1f` for tenths, `.3g` for `0.0123 s`."""
     whole = round(seconds)
     text = format(seconds, short) if short else str(whole)
     if float(text) < 60:
@@ -164,12 +166,12 @@ def duration(seconds: float, short: str = "") -> str:
 
 
 def percent(share: float | None) -> str:
-    """`12.34 %`; '' for None."""
+    """Return `12.34 %`; '' for None."""
     return "" if share is None else f"{100 * share:.2f} %"
 
 
 def size(count: float) -> str:
-    """Bytes as `512 B`, `1.5 MB`: powers of 1000."""
+    """Return bytes as `512 B`, `1.5 MB`: powers of 1000."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"

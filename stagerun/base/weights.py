@@ -1,4 +1,4 @@
-"""What `weights { file: ... }` names, and patterns over the names of tensors. Pure."""
+"""Kinds of `weights { file: ... }`, and patterns over the names of tensors. Pure."""
 
 import enum
 import re
@@ -8,15 +8,14 @@ from fnmatch import fnmatchcase
 
 from stagerun.base.recipe import Rename
 
-# The end of the name of BatchNorm's counter of passes, which older files don't have.
+# The end of the name of BatchNorm's counter of passes, which older files lack.
 COUNTER = "num_batches_tracked"
-# The blobs of a BatchNorm: sums of means and of variances, and what they are divided by. Intel's merged layer has Scale's, too.
+# The blobs of a BatchNorm: sums of means and of variances, and their divisor. Intel's merged layer has Scale's, too.
 MEAN, VARIANCE, FACTOR = "running_mean", "running_var", "factor"
 NORM = (MEAN, VARIANCE, FACTOR)
 MERGED = (*NORM, "weight", "bias")
-# The counter of statistics from long training, where a file has none, or 0 as converted files do: they move by 1 - fraction.
+# The counter of statistics if a file lacks it, or has 0 as converted files do, as from long training: they move by 1 - fraction.
 LONG = 1_000_000
-_CAFFES = (".caffemodel", ".caffemodel.h5")
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _SNAPSHOT = re.compile(r"(.+):([A-Za-z0-9_-]+)(?:@([1-9][0-9]{0,17}))?", re.ASCII)
 _PUBLISHED = re.compile(r"(torchvision|timm)/([A-Za-z0-9_.-]+)", re.ASCII)
@@ -31,8 +30,8 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`path`: of a file, or of a snapshot's output folder, as written; '' for published weights. `name`: of the stage, or of published weights.
-    `iter`: the snapshot's, None for the stage's end."""
+    """The origin of weights. `path`: a file's, or a snapshot's output folder, as written; '' for published weights. `name`: the stage's, or of
+    published weights. `iter`: the snapshot's, None for the stage's end."""
 
     kind: Kind
     path: str = ""
@@ -41,27 +40,28 @@ class Place:
 
 
 def place_of(file: str) -> Place:
-    """
+    """Parse `file` of `weights`.
+
     >>> place_of("../out/base:trunk@500")
     Place(kind=<Kind.SNAPSHOT: 'snapshot'>, path='../out/base', name='trunk', iter=500)
     >>> place_of("torchvision/resnet50"), place_of("./timm/x").kind
     (Place(kind=<Kind.TORCHVISION: 'torchvision'>, path='', name='resnet50', iter=None), <Kind.FILE: 'file'>)
     """
-    if found := _PUBLISHED.fullmatch(file):
-        return Place(Kind(found[1]), name=found[2])
-    if found := _SNAPSHOT.fullmatch(file):
-        return Place(Kind.SNAPSHOT, found[1], found[2], int(found[3]) if found[3] else None)
+    if match := _PUBLISHED.fullmatch(file):
+        return Place(Kind(match[1]), name=match[2])
+    if match := _SNAPSHOT.fullmatch(file):
+        return Place(Kind.SNAPSHOT, match[1], match[2], int(match[3]) if match[3] else None)
     return Place(Kind.FILE, file)
 
 
 def is_caffes(start: bytes, name: str) -> bool:
-    """Whether a file of weights is a .caffemodel, by its name and its first nine bytes."""
+    """Return whether a file of weights is a .caffemodel, by its name and its first nine bytes."""
     other = is_safetensors(start) or start[:2] == b"PK" or start[:1] == b"\x80"
-    return not other and (name.endswith(_CAFFES) or is_hdf5(start))
+    return not other and (name.endswith(".caffemodel") or is_hdf5(start))
 
 
 def is_safetensors(start: bytes) -> bool:
-    """By its first nine bytes: the length of a header, of which no one knows one of 4 GB, and its brace."""
+    """Return whether a file is safetensors, by its first nine bytes: the length of a header, below 4 GB, and the header's brace."""
     return start[8:9] == b"{" and start[4:8] == bytes(4)
 
 
@@ -70,21 +70,21 @@ def is_hdf5(data: bytes | memoryview) -> bool:
 
 
 def fits(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a tensor's name fits one of the patterns, as in `param`."""
+    """Return whether a tensor's name fits one of the patterns, as in `param`."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def renamed(name: str, rules: Iterable[Rename]) -> tuple[str, Rename | None]:
-    """The name that a tensor of a file has here, by the first rule that fits, and that rule.
+    """Return a tensor's name after the first rule that fits, and that rule.
 
     >>> renamed("module.fc.weight", [Rename(from_="module.*", to="*")])[0]
     'fc.weight'
     """
     for rule in rules:
         parts = rule.from_.split("*")
-        found = re.fullmatch("(.*)".join(map(re.escape, parts)), name)
-        if found:
+        match = re.fullmatch("(.*)".join(map(re.escape, parts)), name)
+        if match:
             first, *others = rule.to.split("*")
-            stars = zip(found.groups(), others, strict=True)
+            stars = zip(match.groups(), others, strict=True)
             return first + "".join(star + text for star, text in stars), rule
     return name, None

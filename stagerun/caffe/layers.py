@@ -1,14 +1,11 @@
-"""Layers without a window: images, parameters for each channel, functions of each number, losses. And what losses ignore together."""
+"""Layers without a window: images, parameters per channel, functions of each number, losses; and the labels that the losses ignore."""
 
 from collections.abc import Sequence
 from math import prod
 
-from stagerun.base.nets import Ignored
-from stagerun.caffe.blocks import map_shapes
-from stagerun.caffe.net import Layer, Net, Pass, Shape
-from stagerun.caffe.reading import MANY, Made, Reading, Settings, alike, text
-from stagerun.language.tree import Block
-from stagerun.language.view import View
+from stagerun.base.wings import Ignored
+from stagerun.caffe.reading import MANY, Layer, Made, Net, Pass, Reading, Settings, Shape, alike, map_shapes, text
+from stagerun.language.tree import Block, View
 
 
 class Images(Settings, types=("Data", "ImageData"), bottoms=(0, 0), tops=(1, 2)):
@@ -16,24 +13,24 @@ class Images(Settings, types=("Data", "ImageData"), bottoms=(0, 0), tops=(1, 2))
 
     @classmethod
     def read(cls, layer: Reading) -> Made:
-        """Input and DummyData say shapes; `walk` knows the images' of the others."""
-        found: list[Shape | None] = [None] * layer.tops
+        """Return the shapes that Input and DummyData have; `resolve` fills in the images' shape of the others."""
+        shapes: list[Shape | None] = [None] * layer.tops
         for i, dims in enumerate(map_shapes(layer.block)[: layer.tops]):
-            place = layer.view.place("shape")
             if any(size < 1 for size in dims):
-                layer.fail(f"a shape of {' x '.join(map(str, dims))}", "sizes are at least 1", place)
+                span = layer.view.place("shape")
+                layer.fail(f"a shape of {' x '.join(map(str, dims))}", "sizes are at least 1", span)
             else:
-                found[i] = dims
-        return Made(cls(), tuple(found))
+                shapes[i] = dims
+        return Made(cls(), tuple(shapes))
 
 
 class MadeUpImages(Images, types=("Input", "DummyData"), bottoms=(0, 0), tops=(1, MANY)):
-    """Has shapes for its tops, and nothing in them."""
+    """Has shapes for its tops, but no contents."""
 
 
 class InnerProduct(Settings, param="inner_product_param"):
-    """Blobs: the weight, [outputs, inputs] or with `transpose` [inputs, outputs], and the bias where there is one. The axes from `axis`
-    on are one."""
+    """Blobs: the weight, [outputs, inputs] or if `transpose` [inputs, outputs], and any bias. Flattens from `axis`
+    on."""
 
     axis: int = 1
     transpose: bool = False
@@ -66,7 +63,7 @@ class LRN(Settings, param="lrn_param"):
         made = cls.written(layer, within=layer.view.text("norm_region") == "WITHIN_CHANNEL")
         if made.local_size % 2 == 0:
             message = f"`local_size: {made.local_size}` is not odd"
-            layer.wrong("local_size", message, "the value itself stands in the middle")
+            layer.wrong("local_size", message, "the value itself is in the middle")
         hint = "a power is taken of `k` and `alpha` times a mean of squares"
         layer.require("alpha", made.alpha, made.alpha >= 0, "at least 0", hint)
         layer.require("k", made.k, made.k > 0 or made.within, "above 0", hint)
@@ -74,10 +71,8 @@ class LRN(Settings, param="lrn_param"):
 
 
 class BatchNorm(Settings, param="batch_norm_param", in_place=True):
-    """No blobs: the statistics are buffers, `running_mean`, `running_var`. Intel's merged layer has blobs `weight` and `bias`.
-
-    `use_global_stats` None: in testing alone.
-    """
+    """No blobs: the statistics are buffers, `running_mean`, `running_var`. Intel's merged layer has blobs `weight` and
+    `bias`. `use_global_stats` None: only in testing."""
 
     moving_average_fraction: float = 0.999
     eps: float = 1e-5
@@ -98,26 +93,27 @@ class BatchNorm(Settings, param="batch_norm_param", in_place=True):
 
 
 def merged(norm: Block) -> bool:
-    """Whether a BatchNorm is Intel's with scale and shift: `use_weight_bias` is written, or more `param` than the three statistics'."""
+    """Return whether a BatchNorm is Intel's with scale and shift: it has `use_weight_bias`, or more `param` than the three statistics'."""
     view = View(norm).inside("batch_norm_param")
     return len(list(norm.blocks("param"))) > 3 or (view.has("use_weight_bias") and view.flag("use_weight_bias"))
 
 
 class Bias(Settings, param="bias_param", bottoms=(1, 2), in_place=True):
-    """Blob: the bias, unless a second bottom is it. It stands for `axis` and those after it, as many as it has."""
+    """Blob: the bias, unless a second bottom is the bias. It spans `axis` and as many following axes as it has."""
 
     axis: int = 1
 
     @classmethod
     def read(cls, layer: Reading) -> Made | None:
-        if (own := cls.axis_and_shape(layer)) is None:
+        if (axis_and_shape := cls.axis_and_shape(layer)) is None:
             return None
-        blobs = (layer.blob("bias", own[1], "filler"),) if len(layer.bottoms) == 1 else ()
-        return Made(cls(axis=own[0]), (layer.first,), blobs)
+        axis, shape = axis_and_shape
+        blobs = (layer.blob("bias", shape, "filler"),) if len(layer.bottoms) == 1 else ()
+        return Made(cls(axis=axis), (layer.first,), blobs)
 
     @staticmethod
     def axis_and_shape(layer: Reading) -> tuple[int, Shape] | None:
-        """Those of what is added or multiplied with."""
+        """Return the axis and the shape of the added or multiplied values."""
         dims, view = layer.first, layer.view
         if len(layer.bottoms) == 2:
             other, axis = layer.dims[1], view.whole("axis") or 0
@@ -138,18 +134,18 @@ class Bias(Settings, param="bias_param", bottoms=(1, 2), in_place=True):
 
 
 class Scale(Bias, param="scale_param", bottoms=(1, 2), in_place=True):
-    """Blobs: the weight unless a second bottom is it, and the bias where there is one. The weight starts at 1; where a BatchNorm of MKL-DNN's
-    comes before, `walk` gives it the filler from there."""
+    """Blobs: the weight unless a second bottom is the weight, and optionally the bias. The weight starts at 1, or by the filler of an
+    MKL-DNN BatchNorm before it (`resolve`)."""
 
     @classmethod
     def read(cls, layer: Reading) -> Made | None:
-        if (own := cls.axis_and_shape(layer)) is None:
+        if (axis_and_shape := cls.axis_and_shape(layer)) is None:
             return None
-        (axis, dims), alone = own, len(layer.bottoms) == 1
+        (axis, dims), alone = axis_and_shape, len(layer.bottoms) == 1
         blobs = [layer.blob("weight", dims, "filler", 1.0)] if alone else []
         if layer.view.flag("bias_term"):
             if not alone:
-                layer.wrong("bias_term", "`bias_term` with two bottoms: the bias would be of the images", "take it out")
+                layer.wrong("bias_term", "`bias_term` with two bottoms: the bias would be per image", "take it out")
             blobs.append(layer.blob("bias", dims, "bias_filler"))
         return Made(cls(axis=axis), (layer.first,), tuple(blobs))
 
@@ -207,7 +203,7 @@ class Softmax(Settings, param="softmax_param", in_place=True):
 
 
 class SoftmaxWithLoss(Settings, param="loss_param", bottoms=(2, 2), tops=(0, 2)):
-    """Bottoms: logits and labels. `normalization`: over what it is averaged, in Caffe's word. `label_smoothing` is Intel's."""
+    """Bottoms: logits and labels. `normalization`: Caffe's word for the divisor. `label_smoothing` is Intel's."""
 
     loss_weight: float = 1.0
     ignore_label: int | None = None
@@ -217,20 +213,20 @@ class SoftmaxWithLoss(Settings, param="loss_param", bottoms=(2, 2), tops=(0, 2))
 
     @classmethod
     def read(cls, layer: Reading) -> Made:
-        loss, own = layer.view, View(layer.block)
-        at_loss = layer.of(own)
-        _require_classes_at_1(layer.of(own.inside("softmax_param")))
+        loss, whole = layer.view, View(layer.block)
+        at_loss = layer.of(whole)
+        _require_classes_at_1(layer.of(whole.inside("softmax_param")))
         _require_labels(layer)
-        weights = own.numbers("loss_weight")
+        weights = whole.numbers("loss_weight")
         if (weights and len(weights) != max(1, layer.tops)) or any(weights[1:]):
-            message = f"{len(weights)} `loss_weight` for {layer.tops} tops, of which the first is the loss"
+            message = f"{len(weights)} `loss_weight` for {layer.tops} tops, whose first is the loss"
             at_loss.wrong("loss_weight", message, "give one for each, 0 for the second")
         normalization = loss.text("normalization")
         if loss.has("normalize") and not loss.has("normalization"):
             normalization = "VALID" if loss.flag("normalize") else "BATCH_SIZE"
         weight = at_loss.single("loss_weight", weights[0]) if weights else 1.0
         made = cls.written(layer, normalization=normalization, loss_weight=weight)
-        smoothing, hint = made.label_smoothing, "it is the share that all classes have alike"
+        smoothing, hint = made.label_smoothing, "it is the share that is spread over all classes"
         layer.require("label_smoothing", smoothing, 0 <= smoothing < 1, "at least 0 and below 1", hint)
         return Made(made, ((), layer.first)[: layer.tops])
 
@@ -258,21 +254,21 @@ def _require_classes_at_1(layer: Reading) -> None:
 def _require_labels(layer: Reading) -> None:
     labels = layer.dims[1]
     if labels and prod(labels) > 1:
-        layer.fail(f"bottom {layer.bottom(1)}, {text(labels)}, is no label", "the labels are the second bottom")
+        layer.fail(f"bottom {layer.bottom(1)}, {text(labels)}, is not labels", "the labels are the second bottom")
 
 
-# -- what the losses of a net say together
+# -- the losses of a net together
 
 
 def trained_losses(one: Pass) -> tuple[SoftmaxWithLoss, ...]:
-    """The losses that count, in order."""
+    """Return the losses with a weight, in order."""
     losses = (layer.settings for layer in one.layers if isinstance(layer.settings, SoftmaxWithLoss))
     return tuple(loss for loss in losses if loss.loss_weight)
 
 
 def ignored(net: Net, own_loss: bool) -> Ignored:
-    """What the layers of a net ignore together. `own_loss`: the stage has a loss in place of theirs. Training ignores a label if every loss
-    does. An evaluation without a loss, or without an Accuracy, ignores what the other one does."""
+    """Return the labels that the layers of a net ignore. `own_loss`: the stage's loss replaces the net's. Training ignores a label if every
+    loss does. An evaluation with only a loss, or only an Accuracy, ignores that layer's label for both."""
     accuracies, losses = _of_logits(net.test, Accuracy), _of_logits(net.test, SoftmaxWithLoss)
     judging = (one.settings for one in net.layers if isinstance(one.settings, SoftmaxWithLoss | Accuracy))
     by_some = frozenset(one.ignore_label for one in judging if one.ignore_label is not None)
@@ -289,12 +285,12 @@ def ignored(net: Net, own_loss: bool) -> Ignored:
 
 
 def _of_logits(one: Pass, kind: type[Accuracy | SoftmaxWithLoss]) -> list[Accuracy | SoftmaxWithLoss]:
-    """The layers of a kind that take the logits; all, if none does."""
+    """Return the layers of a kind that take the logits; all layers of the kind if none does."""
     layers = [layer for layer in one.layers if isinstance(layer.settings, kind)]
-    own = [layer for layer in layers if layer.bottoms[0] == one.logits]
-    return [layer.settings for layer in own or layers]  # type: ignore[misc]
+    judging = [layer for layer in layers if layer.bottoms[0] == one.logits]
+    return [layer.settings for layer in judging or layers]  # type: ignore[misc]
 
 
 def _label(layers: Sequence[Accuracy | SoftmaxWithLoss]) -> int | None:
-    found = {layer.ignore_label for layer in layers}
-    return found.pop() if len(found) == 1 else None
+    labels = {layer.ignore_label for layer in layers}
+    return labels.pop() if len(labels) == 1 else None

@@ -1,10 +1,9 @@
-"""Layers that move a window over height and width, put maps together, take them apart or give them another shape."""
+"""Layers that move a window over height and width, join maps, split them or reshape them."""
 
 from itertools import pairwise
 from math import prod
 
-from stagerun.caffe.net import Layer, Shape
-from stagerun.caffe.reading import MANY, MOST_AXES, Made, Reading, Settings, alike, text
+from stagerun.caffe.reading import MANY, MOST_AXES, Layer, Made, Reading, Settings, Shape, alike, text
 from stagerun.language.lexer import shown
 
 Pair = tuple[int, int]  # (height, width)
@@ -14,7 +13,7 @@ Pair = tuple[int, int]  # (height, width)
 
 
 class Convolution(Settings, param="convolution_param", types=("Convolution", "Deconvolution")):
-    """Convolution, or Deconvolution where `transposed`. Blobs: the weight, and the bias where there is one."""
+    """Convolution, or Deconvolution if `transposed`. Blobs: the weight, and optionally the bias."""
 
     kernel: Pair
     stride: Pair = (1, 1)
@@ -29,7 +28,7 @@ class Convolution(Settings, param="convolution_param", types=("Convolution", "De
         window = _window(layer)
         dims = layer.image("a convolution takes channels, height and width")
         if view.whole("axis") != 1:
-            layer.wrong("axis", "`axis` other than 1: a convolution here is one over height and width", "take it out")
+            layer.wrong("axis", "`axis` other than 1: convolutions run over height and width", "take it out")
         if view.flag("relu"):
             layer.wrong("relu", "a merged ReLU is not built", 'take it out, and write a layer of `type: "ReLU"`')
         if dims is None or window is None or not _fits_groups(layer, dims[0], outputs, group):
@@ -44,25 +43,26 @@ class Convolution(Settings, param="convolution_param", types=("Convolution", "De
 
     @property
     def extent(self) -> Pair:
-        """The size of the kernel with its holes."""
+        """Return the size of the kernel with its holes."""
         (h, w), (dh, dw) = self.kernel, self.dilation
         return dh * (h - 1) + 1, dw * (w - 1) + 1
 
     def size(self, size: int, side: int) -> int:
-        """The top's height (side 0) or width (1)."""
+        """Return the top's height (side 0) or width (1)."""
         if not size:
             return 0
         stride, pad, extent = self.stride[side], self.pad[side], self.extent[side]
         return stride * (size - 1) + extent - 2 * pad if self.transposed else (size + 2 * pad - extent) // stride + 1
 
     def multiply_adds(self, layer: Layer, bottom: Shape) -> int:
-        """Each weight is used once for each place of the map: of the top, of a transposed convolution of the bottom."""
-        places = bottom if self.transposed else layer.shapes[0]
-        return prod(layer.blobs[0].shape) * prod(places[1:])
+        """Count each weight once per position of the top, or of the bottom for a transposed convolution."""
+        positions = bottom if self.transposed else layer.shapes[0]
+        return prod(layer.blobs[0].shape) * prod(positions[1:])
 
 
 class Pooling(Settings, param="pooling_param"):
-    """`method`: MAX or AVE. `kernel` is None for the whole map (`global_pooling`). `ceil`: Caffe's rule, FLOOR is BVLC's later `round_mode`."""
+    """Pooling. `method`: MAX or AVE. `kernel` is None for the whole map (`global_pooling`). `ceil`: Caffe's rounding; FLOOR is BVLC's
+    later `round_mode`."""
 
     method: str
     kernel: Pair | None
@@ -82,7 +82,7 @@ class Pooling(Settings, param="pooling_param"):
             return None
         if view.flag("global_pooling"):
             if any(view.has(name) for name in ("kernel_size", "kernel_h", "kernel_w")):
-                message = "`global_pooling` takes the whole map, and a kernel is given"
+                message = "`global_pooling` takes the whole map, and a kernel is set"
                 layer.wrong("global_pooling", message, "take one of them out")
                 return None
             return Made(cls(method=method, kernel=None, ceil=ceil), ((channels, 1, 1),))
@@ -97,16 +97,16 @@ class Pooling(Settings, param="pooling_param"):
         sizes = tuple(made.windows(side, n) if n else 0 for side, n in enumerate(sides))
         if not _has_window(layer, dims, sizes, kernel):
             return None
-        known = zip(sides, sizes, made.stride, made.pad, strict=True)
-        if any(n and out and (out - 1) * stride >= n + pad for n, out, stride, pad in known):
+        windows = zip(sides, sizes, made.stride, made.pad, strict=True)
+        if any(n and out and (out - 1) * stride >= n + pad for n, out, stride, pad in windows):
             message = f"the last window begins beyond bottom {layer.bottom()}, {text(tuple(sides))}"
             layer.wrong("stride", message, "take a `stride` no larger than the kernel, or `round_mode: FLOOR`")
             return None
         return Made(made, ((channels, *sizes),))
 
     def windows(self, side: int, size: int) -> int:
-        """How many there are along the height (side 0) or the width (1) of a map of that size. With a pad on either side the last begins in
-        the map, or in the pad before it.
+        """Return the number of windows along the height (side 0) or the width (1) of a map. With a pad on any side, the last window begins
+        in the map, or in the pad before it.
 
         >>> Pooling(method="MAX", kernel=(1, 1), stride=(2, 2)).windows(0, 4)
         3
@@ -120,34 +120,34 @@ class Pooling(Settings, param="pooling_param"):
         return count - (any(self.pad) and (count - 1) * stride >= size + pad)
 
 
-# By what a window says, the field of one number, and its default.
+# The field with one number for each part of a window, and its default.
 _WINDOW = {"kernel": ("kernel_size", None), "stride": ("stride", 1), "pad": ("pad", 0), "dilation": ("dilation", 1)}
 
 
 def _window(layer: Reading) -> dict[str, Pair] | None:
-    """kernel, stride, pad and, where there is one, dilation."""
+    """Return kernel, stride, pad and, if the message has it, dilation; None after a mistake."""
     fields = layer.view.block.kind.fields_by_name
     named = {name: _pair(layer, field, name, n) for name, (field, n) in _WINDOW.items() if field in fields}
-    found = {name: pair for name, pair in named.items() if pair is not None}
-    if len(found) < len(named):
+    window = {name: pair for name, pair in named.items() if pair is not None}
+    if len(window) < len(named):
         return None
-    for name, pair in found.items():
+    for name, pair in window.items():
         if name != "pad" and 0 in pair:
             field = _WINDOW[name][0]
             layer.wrong(field, f"`{field}` must be at least 1", f"write `{field}: 1`")
             return None
-    return found
+    return window
 
 
 def _pair(layer: Reading, name: str, short: str, default: int | None) -> Pair | None:
-    """A setting that is one number, two, or `short`_h and `short`_w."""
-    view, known = layer.view, layer.view.block.kind.fields_by_name
-    sides = [f"{short}_{side}" for side in "hw" if f"{short}_{side}" in known and view.has(f"{short}_{side}")]
+    """Read a setting that is one number, two, or `short`_h and `short`_w; None after a mistake."""
+    view, fields = layer.view, layer.view.block.kind.fields_by_name
+    sides = [f"{short}_{side}" for side in "hw" if f"{short}_{side}" in fields and view.has(f"{short}_{side}")]
     values = [int(n) for n in view.numbers(name)]
     if sides and values:
-        layer.wrong(name, f"both `{name}` and `{sides[0]}` are given", "take one of them out")
+        layer.wrong(name, f"both `{name}` and `{sides[0]}` are set", "take one of them out")
     elif len(sides) == 1 and default is None:
-        message = f"`{short}_h` and `{short}_w` are given together or not at all"
+        message = f"`{short}_h` and `{short}_w` must be set together"
         layer.wrong(sides[0], message, "give the other one, too")
     elif sides:
         high, wide = (view.whole(f"{short}_{side}") for side in "hw")
@@ -167,12 +167,13 @@ def _fits_groups(layer: Reading, channels: int, outputs: int, group: int) -> boo
     if group < 1:
         layer.wrong("group", "`group` must be at least 1", "take it out: 1 is the default")
         return False
-    for said, number in (
+    for subject, number in (
         (f"bottom {layer.bottom()} has {channels} channels,", channels),
         (f"`num_output: {outputs}`, and", outputs),
     ):
         if number % group:
-            layer.wrong("group", f"{said} group {group} does not divide it", "groups share channels and outputs evenly")
+            hint = "groups share channels and outputs evenly"
+            layer.wrong("group", f"{subject} group {group} does not divide it", hint)
     return not (outputs % group or channels % group)
 
 
@@ -180,7 +181,7 @@ def _has_window(layer: Reading, dims: Shape, sizes: Shape, extent: Pair) -> bool
     if all(n > 0 for n, side in zip(sizes, dims[1:], strict=True) if side):
         return True
     message = f"a kernel of {text(extent)} is larger than bottom {layer.bottom()}, {text(dims[1:])}, with its pad"
-    layer.wrong("kernel_size", message, "are the images too small, or does a layer before it shrink them too much?")
+    layer.wrong("kernel_size", message, "are the images too small, or does an earlier layer shrink them too much?")
     return False
 
 
@@ -199,8 +200,8 @@ class Concat(Settings, param="concat_param", bottoms=(1, MANY)):
         for name, dims in zip(layer.bottoms, layer.dims, strict=True):
             if len(dims) != len(first) or not alike(dims[:at] + dims[axis:], first[:at] + first[axis:]):
                 other = f"{shown(layer.bottoms[0])}, {text(first)}"
-                message = f"bottom {shown(name)}, {text(dims)}, and {other}, differ beside axis {axis}"
-                layer.fail(message, "all axes but that one have to be alike")
+                message = f"bottom {shown(name)}, {text(dims)}, and {other}, differ outside axis {axis}"
+                layer.fail(message, "all other axes must be equal")
                 return None
         sizes = [dims[at] for dims in layer.dims]
         top = list(map(max, *layer.dims, first))
@@ -209,7 +210,7 @@ class Concat(Settings, param="concat_param", bottoms=(1, MANY)):
 
 
 class Slice(Settings, param="slice_param", tops=(1, MANY)):
-    """`points`: where each of the `parts` but the last ends along the axis; none: all have the same size. So it fits images of any size."""
+    """Cuts an axis into `parts`. `points`: the end of each part but the last; (): parts of equal size, for images of any size."""
 
     axis: int
     parts: int
@@ -231,22 +232,22 @@ class Slice(Settings, param="slice_param", tops=(1, MANY)):
         edges = [0, *(points or [size // tops * i for i in range(1, tops)]), size]
         sizes = [b - a for a, b in pairwise(edges)] if size else [0] * tops
         if size and min(sizes) < 1:
-            layer.wrong("slice_point", f"the points don't ascend between 0 and {size}", "each is where a top ends")
+            layer.wrong("slice_point", f"the points don't ascend between 0 and {size}", "each is the end of a top")
             return None
         shapes = tuple((*dims[: axis - 1], n, *dims[axis:]) for n in sizes)
         return Made(cls(axis=axis, parts=tops, points=points), shapes)
 
 
 class Split(Settings, tops=(1, MANY)):
-    """Every top is the bottom."""
+    """Copies the bottom to every top."""
 
 
 class Silence(Settings, bottoms=(1, MANY), tops=(0, 0)):
-    """Takes its bottoms, and has no top."""
+    """Takes its bottoms and has no top."""
 
 
 class Eltwise(Settings, param="eltwise_param", bottoms=(2, MANY), in_place=True):
-    """`operation`: PROD, SUM or MAX. `coeff`: one for each bottom, of SUM."""
+    """Combines its bottoms. `operation`: PROD, SUM or MAX. `coeff`: SUM's factor for each bottom."""
 
     operation: str = "SUM"
     coeff: tuple[float, ...] = ()
@@ -261,19 +262,19 @@ class Eltwise(Settings, param="eltwise_param", bottoms=(2, MANY), in_place=True)
         for name, dims in zip(layer.bottoms, layer.dims, strict=True):
             if not alike(dims, layer.first):
                 message = f"bottom {shown(name)} is {text(dims)}, and {layer.bottom()} is {text(layer.first)}"
-                layer.fail(message, "they have to be alike")
+                layer.fail(message, "they must be equal")
                 return None
-        known = next((dims for dims in layer.dims if 0 not in dims), layer.first)
-        return Made(cls(operation=operation, coeff=tuple(layer.single("coeff", c) for c in coeff)), (known,))
+        shape = next((dims for dims in layer.dims if 0 not in dims), layer.first)
+        return Made(cls(operation=operation, coeff=tuple(layer.single("coeff", c) for c in coeff)), (shape,))
 
 
-# In a shape that is being made: the axis of the images, one that takes what remains, one that can't be.
+# Markers in a new shape: the axis of the images, the axis that takes the rest, an axis that can't exist.
 IMAGE, INFER, BAD = -3, -1, -2
 
 
 class Reshape(Settings, param="reshape_param"):
-    """`sizes` in place of the axes from `axis` on, but for the last `behind`. 0 copies the bottom's at its place, -1 is what remains; so it
-    fits images of any size."""
+    """Replaces the axes from `axis` on, except the last `behind`, by `sizes`. 0 copies the bottom's axis, -1 takes the rest, for images of
+    any size."""
 
     axis: int
     sizes: tuple[int, ...] = (-1,)
@@ -281,7 +282,7 @@ class Reshape(Settings, param="reshape_param"):
 
     @classmethod
     def read(cls, layer: Reading) -> Made | None:
-        """With the images' axis, of which nothing is known but that it stays."""
+        """Compute the new shape with the images' axis, whose size is unknown and must not change."""
         view, dims = layer.view, layer.first
         wanted = tuple(int(n) for n in view.inside("shape").numbers("dim"))
         start, count = view.whole("axis") or 0, view.whole("num_axes")
@@ -295,7 +296,7 @@ class Reshape(Settings, param="reshape_param"):
         copied = [(around[i] if i < rank else BAD) if n == 0 else max(n, BAD) for i, n in enumerate(wanted, start)]
         new = [*around[:start], *copied, *around[end:]]
         bad, inferred, inner = BAD in new, new.count(INFER), new[1:]
-        if new[:1] == [INFER] and total and prod(inner) == total:  # what remains are the images
+        if new[:1] == [INFER] and total and prod(inner) == total:  # the rest is the images
             new[0], wanted = IMAGE, (0, *wanted[1:])
         others = prod(n for n in inner if n != INFER)
         if INFER in inner:
@@ -304,13 +305,13 @@ class Reshape(Settings, param="reshape_param"):
         if len(new) > MOST_AXES:
             message, hint = f"a shape of {len(new)} axes", f"Caffe's have at most {MOST_AXES}"
         elif bad or inferred > 1:
-            message = "a `dim: 0` copies an axis that the bottom has not" if bad else "more than one `dim: -1`"
+            message = "a `dim: 0` copies an axis that the bottom lacks" if bad else "more than one `dim: -1`"
             hint = "`dim: 0` copies, one `dim: -1` takes the rest"
         elif new[:1] != [IMAGE] or IMAGE in inner:
-            message, hint = "the first axis is that of the images, and has to stay", "begin with `dim: 0`"
+            message, hint = "the first axis counts the images and must not change", "begin with `dim: 0`"
         elif INFER in new and others and total % others:
             message = f"{total} values of {text(dims)} can't be put in `-1` x {others}"
-            hint = f"the other `dim` have to divide {total}"
+            hint = f"the other `dim` must divide {total}"
         elif 0 not in (now, total) and now != total:
             message = f"{text(tuple(inner))} has {now} values, and bottom {layer.bottom()} has {total}"
             hint = "write `dim: -1` for one of them"

@@ -1,19 +1,92 @@
-"""What a type of layer is: a class of its settings, which reads a layer's text. A size of 0 is not known yet, as that of
-an image."""
+"""A net as values, and the reading of a layer's text: the base class of the types of layers, whose fields are the layer's settings; its type,
+phases and image shapes. A size of 0 is still unknown, such as an image's."""
 
 import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
+from math import prod
 from typing import ClassVar, Self, dataclass_transform
 
 from google.protobuf.descriptor import FieldDescriptor
 
 from stagerun.base.errors import Problems, Span
 from stagerun.base.recipe import Filler, VarianceNorm
-from stagerun.caffe.net import Blob, Layer, Shape
 from stagerun.language.lexer import shown
 from stagerun.language.networks import FILLER_FIELDS
-from stagerun.language.tree import Block
-from stagerun.language.view import View
+from stagerun.language.tree import Block, View
+
+# -- a net as values: `resolve` makes it from a prototxt, `network` builds it. Shapes are per image: (channels, height, width) or (outputs,)
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blob:
+    """A parameter. `name` is its name in the network's state, `conv1.weight`; a shared parameter is named after its first layer."""
+
+    name: str
+    shape: Shape
+    filler: Filler
+    lr_mult: float = 1.0
+    decay_mult: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A layer. `bottoms` and `tops` are names of maps; a top that is also a bottom is computed in place. `shapes`: those tops' shapes,
+    () for a loss and for labels."""
+
+    name: str
+    type: str  # Caffe's word
+    settings: "Settings"
+    bottoms: tuple[str, ...] = ()
+    tops: tuple[str, ...] = ()
+    shapes: tuple[Shape, ...] = ()
+    blobs: tuple[Blob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """The layers of one phase in order. `images` and `labels`: the input maps ('' without labels).
+    `logits`: the output, [classes] for each image: the first bottom of the last SoftmaxWithLoss, else of an Accuracy or a Softmax,
+    else the last unused top."""
+
+    layers: tuple[Layer, ...]
+    images: str
+    labels: str
+    logits: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Net:
+    """Both phases; layers of the same name share their blobs. `shape`: an image's. `text`: the canonical form of the prototxt."""
+
+    name: str
+    shape: Shape
+    num_classes: int
+    train: Pass
+    test: Pass
+    text: str = ""
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        return (*self.train.layers, *self.test.layers)
+
+
+def costs(of: Pass) -> Iterator[tuple[Layer, int, int]]:
+    """Yield each layer, its number of new parameters (shared ones count once), and the multiply-adds of one image's forward pass; a
+    multiply and the following add count once, as in published figures."""
+    shapes: dict[str, Shape] = {}
+    counted: set[str] = set()
+    for layer in of.layers:
+        new = {blob.name: prod(blob.shape) for blob in layer.blobs if blob.name not in counted}
+        counted |= new.keys()
+        adds = layer.settings.multiply_adds(layer, shapes.get(layer.bottoms[0], ()) if layer.bottoms else ())
+        yield layer, sum(new.values()), adds
+        shapes.update(zip(layer.tops, layer.shapes, strict=True))
+
+
+# -- the text of a layer
 
 LARGEST = 2**31 - 1  # values of a map or a parameter, as in Caffe
 TOO_LARGE = "is a size or a `num_output` wrong?"
@@ -23,11 +96,9 @@ MANY = 1_000  # bottoms or tops
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Settings:
-    """What a layer says. A subclass is one type of layer, or the `types`: its fields, and how they, the shapes of the tops and the
-    parameters follow from the text, by Caffe's formulas. `functions` computes it.
-
-    `param`: the message with its settings. `bottoms`, `tops`: least and most of them. `in_place`: a top may be the bottom.
-    """
+    """A layer's settings. A subclass is one type of layer, or the `types`; it reads its fields, the shapes of its tops
+    and its parameters from the text, by Caffe's formulas. `network` computes it. `param`: the message with the
+    settings. `bottoms`, `tops`: least and most. `in_place`: a top may be the bottom."""
 
     types: ClassVar[tuple[str, ...]] = ()
     param: ClassVar[str] = ""
@@ -35,36 +106,36 @@ class Settings:
     tops: ClassVar[tuple[int, int]] = (1, 1)
     in_place: ClassVar[bool] = False
 
-    def __init_subclass__(cls, types: tuple[str, ...] = (), **said: object) -> None:
+    def __init_subclass__(cls, types: tuple[str, ...] = (), **facts: object) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
         cls.types = types or (cls.__name__,)
-        for name, value in said.items():
+        for name, value in facts.items():
             setattr(cls, name, value)
 
     @classmethod
     def read(cls, layer: "Reading") -> "Made | None":
-        """What the layer is; what is wrong goes to its problems. None: nothing is known of its tops. By default its settings, and a top
-        for each that is as the bottom."""
+        """Read the layer, and add its mistakes; None if the tops remain unknown. By default every top has the bottom's
+        shape."""
         return Made(cls.written(layer), (layer.first,) * layer.tops)
 
     @classmethod
-    def written(cls, layer: "Reading", **known: object) -> Self:
-        """The fields that are called as one of the message's, besides those that are `known`."""
+    def written(cls, layer: "Reading", **values: object) -> Self:
+        """Make the settings of `values` and, for the other fields, of the message's fields with the same names."""
         of_message = layer.view.block.kind.fields_by_name
         for one in fields(cls):  # type: ignore[arg-type]
-            if one.name in of_message and one.name not in known:
+            if one.name in of_message and one.name not in values:
                 is_float = of_message[one.name].cpp_type == FieldDescriptor.CPPTYPE_FLOAT
-                known[one.name] = layer.number(one.name) if is_float else layer.view.scalar(one.name)
-        return cls(**known)
+                values[one.name] = layer.number(one.name) if is_float else layer.view.scalar(one.name)
+        return cls(**values)
 
     def multiply_adds(self, layer: Layer, bottom: Shape) -> int:
-        """Of convolutions and linear layers, without their biases."""
+        """Count the multiply-adds of convolutions and linear layers, without their biases."""
         return 0
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a layer's text says. `tops`: None for one of which nothing is known."""
+    """A layer as read. `tops`: None for an unknown shape."""
 
     settings: Settings
     tops: tuple[Shape | None, ...]
@@ -93,29 +164,29 @@ class Reading:
         return replace(self, view=view)
 
     def bottom(self, at: int = 0) -> str:
-        """Its name, for messages."""
+        """Return a bottom's name for messages."""
         return shown(self.bottoms[at])
 
-    def fail(self, message: str, hint: str = "", place: Span | None = None) -> None:
-        """`place`: that of the layer's name by default."""
-        place = place or View(self.block).place("name")
-        self.problems.add(place, f"layer {shown(self.name)}: {message}", hint)
+    def fail(self, message: str, hint: str = "", span: Span | None = None) -> None:
+        """Add a mistake, at the layer's name by default."""
+        span = span or View(self.block).place("name")
+        self.problems.add(span, f"layer {shown(self.name)}: {message}", hint)
 
     def wrong(self, field: str, message: str, hint: str = "") -> None:
-        """At the place of a setting, or of its message where it isn't written."""
+        """Add a mistake at a setting, or at its message if the setting isn't written."""
         self.fail(message, hint, self.view.place(field))
 
     def require(self, field: str, value: float, fits: bool, rule: str, hint: str = "") -> None:
-        """A mistake unless it fits. `rule`: what it has to be, `above 0`."""
+        """Add a mistake unless the value fits. `rule`: `above 0`."""
         if not fits:
             self.wrong(field, f"`{field}: {value:g}` is not {rule}", hint)
 
     def number(self, field: str) -> float:
-        """As Caffe has it: in single precision. 0 where neither it nor a default is written."""
+        """Return a field in single precision, as Caffe has it; 0 if it has neither a value nor a default."""
         return self.single(field, self.view.number(field) or 0.0)
 
     def single(self, field: str, written: float) -> float:
-        """The nearest number of single precision; a mistake at the field where there is none."""
+        """Round to single precision; add a mistake at the field if the number is too large."""
         try:
             return float(struct.unpack("<f", struct.pack("<f", written))[0])
         except OverflowError:
@@ -123,21 +194,21 @@ class Reading:
             return written
 
     def image(self, what: str) -> Shape | None:
-        """The first bottom, if it has channels, height and width."""
+        """Return the first bottom's shape; add a mistake unless it has channels, height and width."""
         if len(self.first) == 3:
             return self.first
         self.fail(f"bottom {self.bottom()} is {text(self.first)}, and {what}", "is it the bottom that is meant?")
         return None
 
     def axis(self, dims: Shape, field: str = "axis", older: str = "") -> int | None:
-        """An axis of `dims`, counted as Caffe does, with the images as axis 0; None, and a mistake, where it is none or theirs."""
+        """Return an axis of `dims`, counted as in Caffe, with the images as axis 0; None after a mistake, such as axis 0."""
         name = older if older and self.view.has(older) else field
         written = self.view.whole(name) or 0
         axis = written + len(dims) + 1 if written < 0 else written
         if name == older and self.view.has(field):
-            self.wrong(older, f"both `{older}` and `{field}` are given", f"`{older}` is the older name: take it out")
+            self.wrong(older, f"both `{older}` and `{field}` are set", f"`{older}` is the older name: take it out")
         elif axis == 0:
-            self.wrong(name, "axis 0 is that of the images, which are computed apart", "give the axis of a map")
+            self.wrong(name, "axis 0 counts the images, which are computed independently", "give the axis of a map")
         elif not 0 < axis <= len(dims):
             message = f"`{name}: {written}`, and the axes of {text(dims)} are 1 to {len(dims)}"
             self.wrong(name, message, "axis 1: the channels")
@@ -150,26 +221,26 @@ class Reading:
     def outputs(self) -> int:
         count = self.view.whole("num_output") or 0
         if not count:
-            self.wrong("num_output", "`num_output` must be at least 1", "say how many outputs the layer has")
+            self.wrong("num_output", "`num_output` must be at least 1", "write how many outputs the layer has")
         return count
 
     def weights(self, weight: Shape, outputs: int) -> tuple[Blob, ...]:
-        """The weight, and the bias where the layer has one."""
-        found = (self.blob("weight", weight, "weight_filler"),)
-        return (*found, self.blob("bias", (outputs,), "bias_filler")) if self.view.flag("bias_term") else found
+        """Return the weight, and the bias if the layer has one."""
+        blobs = (self.blob("weight", weight, "weight_filler"),)
+        return (*blobs, self.blob("bias", (outputs,), "bias_filler")) if self.view.flag("bias_term") else blobs
 
     def blob(self, part: str, dims: Shape, field: str, value: float = 0.0) -> Blob:
         name = f"{View(self.block).text('name') or ''}.{part}"
         return Blob(name=name, shape=dims, filler=self.filler(field, value))
 
     def filler(self, field: str, value: float) -> Filler:
-        """`value`: that of a filler that is not written. One that is written and empty is Caffe's constant 0."""
+        """Read a filler. `value`: the constant if no filler is written. An empty filler is Caffe's constant 0."""
         if not self.view.has(field):
             return Filler(value=value)
         view = self.view.inside(field)
         inner, kind = self.of(view), view.text("type") or ""
         if kind not in FILLER_FIELDS:
-            inner.wrong("type", f"there is no filler `{shown(kind)}`", f"known: {', '.join(FILLER_FIELDS)}")
+            inner.wrong("type", f"unknown filler `{shown(kind)}`", f"fillers: {', '.join(FILLER_FIELDS)}")
         if view.whole("sparse") != -1:
             inner.wrong("sparse", "sparse weights are not built", "take it out")
         numbers = {name: inner.number(name) for name in ("value", "min", "max", "mean", "std")}
@@ -182,9 +253,68 @@ class Reading:
 
 
 def text(dims: Shape) -> str:
-    """`64 x 7 x 7`; `?` for a size that is not known."""
+    """Return `64 x 7 x 7`, with `?` for an unknown size."""
     return " x ".join(str(n or "?") for n in dims) or "one number"
 
 
 def alike(one: Shape, other: Shape) -> bool:
     return len(one) == len(other) and all(a == b or 0 in (a, b) for a, b in zip(one, other, strict=True))
+
+
+TRAIN, TEST = PHASES = ("TRAIN", "TEST")
+IMAGES = ("Data", "ImageData", "DummyData", "Input")
+# Types whose top shapes are written in the text, and the message with them.
+SHAPED = {"Input": "input_param", "DummyData": "dummy_data_param"}
+
+
+def type_of(layer: Block) -> str:
+    return View(layer).text("type") or ""
+
+
+def name_of(layer: Block) -> str:
+    """Return the layer's name, or its type if it is unnamed."""
+    return View(layer).text("name") or type_of(layer)
+
+
+# -- phases
+
+
+def layers_in(layers: Iterable[Block], phase: str) -> list[Block]:
+    """Return the layers that an `include` rule matches or, without such rules, that no `exclude` rule matches: at level 0, without stages."""
+
+    def meets(rule: View) -> bool:
+        right = not rule.has("phase") or rule.text("phase") == phase
+        return (
+            right and (rule.whole("min_level") or 0) <= 0 <= (rule.whole("max_level") or 0) and not rule.texts("stage")
+        )
+
+    def kept(layer: View) -> bool:
+        include = list(layer.views("include"))
+        return any(map(meets, include)) if include else not any(map(meets, layer.views("exclude")))
+
+    return [layer for layer in layers if kept(View(layer))]
+
+
+# -- shapes
+
+
+def top_shapes(layer: Block) -> list[tuple[int, ...]]:
+    """Return the shape of each top of an Input or DummyData layer, with Caffe's first axis; [] for other layers."""
+    view = View(layer)
+    if (message := SHAPED.get(type_of(layer))) is None:
+        return []
+    settings, tops = view.inside(message), len(view.texts("top"))
+    shapes = [tuple(int(n) for n in shape.numbers("dim")) for shape in settings.views("shape")]
+    return shapes * tops if len(shapes) == 1 else shapes
+
+
+def map_shapes(layer: Block) -> list[tuple[int, ...]]:
+    """Return the shapes for one image; () for labels, which have one to four axes in Caffe."""
+    shapes = (dims[1:] for dims in top_shapes(layer))
+    return [() if dims in ((1,), (1, 1), (1, 1, 1)) else dims for dims in shapes]
+
+
+def image_shape(layer: Block) -> tuple[int, int, int] | None:
+    """Return (channels, height, width) of an Input or DummyData layer; None for other layers."""
+    shapes = (dims for dims in map_shapes(layer) if len(dims) == 3)
+    return next(shapes, None)  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
-"""The layers of a pass as steps from numbered maps to numbered maps: what an in-place layer writes has a number of its own. Layers whose tops
-nothing needs are left out, and those that one call of torch's computes are joined."""
+"""The layers of a pass as steps from numbered maps to numbered maps; an in-place layer's output gets a new number. Layers whose tops nothing
+needs are left out, and layers that one call of torch's computes are joined."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from stagerun.caffe import layers, map_layers
 from stagerun.caffe.layers import SoftmaxWithLoss
-from stagerun.caffe.net import Layer, Net, Pass
+from stagerun.caffe.reading import Layer, Net, Pass
 
 IMAGES = 0  # the number of the map that comes in
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`scale`: the Scale that follows a BatchNorm, computed with it. `over`: the bottom is overwritten, since no other layer needs it.
+    """One call. `scale`: the Scale after a BatchNorm, computed with it. `over`: the bottom is overwritten, since no other layer needs it.
     `ends`: maps that no later step takes."""
 
     layer: Layer
@@ -27,7 +27,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """`logits`, and `losses`: the maps that a pass is for, of each loss that is trained its logits."""
+    """The steps of a pass. `logits` and `losses`: the maps to compute; each trained loss has its logits in `losses`."""
 
     steps: tuple[Step, ...]
     logits: int
@@ -35,32 +35,31 @@ class Steps:
 
 
 def steps_of(one: Pass, training: bool, alone: bool = False) -> Steps:
-    """`alone`: the logits only, without the branches of other losses."""
-    found, logits, losses = _numbered(one, training)
+    """Return the steps of a pass. `alone`: only the logits, without the branches of other losses."""
+    steps, logits, losses = _numbered(one, training)
     losses = losses if training and not alone else ()
     wanted = {logits, *losses}
-    return Steps(_with_ends(_over(_joined(_needed(found, wanted), wanted), wanted), wanted), logits, losses)
+    return Steps(_with_ends(_over(_joined(_needed(steps, wanted), wanted), wanted), wanted), logits, losses)
 
 
 def losses_of(net: Net) -> tuple[SoftmaxWithLoss, ...]:
-    """The losses that training sums up, in the order of the logits of `Network`. Empty where the mean cross entropy of the logits is all
-    there is."""
-    found, planned = layers.trained_losses(net.train), steps_of(net.train, training=True)
+    """Return the losses that training sums, in the order of the logits of `Network`; () for the plain mean cross entropy of the logits."""
+    losses, planned = layers.trained_losses(net.train), steps_of(net.train, training=True)
     means = [SoftmaxWithLoss(normalization=word) for word in ("VALID", "FULL", "BATCH_SIZE")]
-    plain = planned.losses in ((), (planned.logits,)) and all(loss in means for loss in found)
-    return () if plain else found
+    plain = planned.losses in ((), (planned.logits,)) and all(loss in means for loss in losses)
+    return () if plain else losses
 
 
 def _numbered(one: Pass, training: bool) -> tuple[list[Step], int, tuple[int, ...]]:
-    """All steps; the logits; and those of each loss that counts."""
+    """Return all steps, the number of the logits, and the numbers of the logits of each loss that counts."""
     current, steps = {one.images: IMAGES}, list[Step]()
     last, logits, losses = IMAGES, None, list[int]()
-    softened: dict[int, int] = {}  # what each Softmax makes, and what it takes
+    softened: dict[int, int] = {}  # bottom of each Softmax by its top
     for layer in one.layers:
         settings, bottoms = layer.settings, layer.bottoms
         unneeded = isinstance(settings, layers.Images | layers.Accuracy | map_layers.Silence)
         if unneeded or isinstance(settings, SoftmaxWithLoss | layers.Softmax):
-            # What is judged is the map as it is now: a later layer may overwrite it.
+            # The loss judges the current map: a later layer may overwrite it.
             if bottoms[:1] == (one.logits,):
                 logits = current[one.logits]
             if isinstance(settings, SoftmaxWithLoss):
@@ -98,7 +97,7 @@ def _uses(steps: Sequence[Step], wanted: set[int]) -> Counter[int]:
 
 
 def _joined(steps: list[Step], wanted: set[int]) -> list[Step]:
-    """A BatchNorm without weights of its own, and the Scale that alone takes its top, are one step."""
+    """Join a BatchNorm without weights to the Scale that alone takes its top."""
     uses, by_bottom = _uses(steps, wanted), {step.takes[0]: step for step in steps}
     joined, gone = list[Step](), set[int]()
     for step in steps:
@@ -115,11 +114,11 @@ def _joined(steps: list[Step], wanted: set[int]) -> list[Step]:
 
 def _scales_channels(step: Step) -> bool:
     settings = step.layer.settings
-    own = isinstance(settings, layers.Scale) and settings.axis == 1 and len(step.takes) == 1
-    return own and len(step.layer.blobs[0].shape) == 1
+    learned = isinstance(settings, layers.Scale) and settings.axis == 1 and len(step.takes) == 1
+    return learned and len(step.layer.blobs[0].shape) == 1
 
 
-# What needs its own top for its gradient no more than that of the ReLU after it does.
+# Layers whose gradient doesn't need their top, so that a ReLU may overwrite it.
 _FORGETS = (
     map_layers.Convolution | map_layers.Pooling | layers.InnerProduct | layers.BatchNorm | layers.Bias
 )  # and Scale, which is a Bias
@@ -141,8 +140,8 @@ def _over(steps: list[Step], wanted: set[int]) -> list[Step]:
 
 
 def _with_ends(steps: list[Step], wanted: set[int]) -> tuple[Step, ...]:
-    seen, found = set(wanted), list[Step]()
+    seen, ended = set(wanted), list[Step]()
     for step in reversed(steps):
-        found.append(replace(step, ends=tuple(set(step.takes) - seen)))
+        ended.append(replace(step, ends=tuple(set(step.takes) - seen)))
         seen.update(step.takes)
-    return tuple(found[::-1])
+    return tuple(ended[::-1])

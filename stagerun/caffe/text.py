@@ -1,26 +1,24 @@
-"""A net's text -> NetText: parsed, upgraded, every place kept; and its canonical form."""
+"""Reads a net's text: parsed, upgraded, with every position kept; and its canonical form."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from google.protobuf.descriptor import Descriptor
 
 from stagerun.base.errors import Problems, Span, nearest
 from stagerun.caffe import layers, map_layers
-from stagerun.caffe.blocks import IMAGES, PHASES, SHAPED, layers_in, top_shapes, type_of
-from stagerun.caffe.reading import Settings
-from stagerun.caffe.upgrade import upgraded
+from stagerun.caffe.reading import IMAGES, PHASES, SHAPED, Settings, layers_in, top_shapes, type_of
 from stagerun.language import tree
 from stagerun.language.lexer import MOST_MISTAKES, Token, shown
+from stagerun.language.nets import entry, renamed
 from stagerun.language.parse import Reader, parse
 from stagerun.language.proto import caffe_pb2
-from stagerun.language.tree import Block, Entry
-from stagerun.language.view import View
+from stagerun.language.tree import Block, Doubtful, Entry, View
 
 NET: Descriptor = caffe_pb2.NetParameter.DESCRIPTOR
 UNREAD: Descriptor = caffe_pb2.Unread.DESCRIPTOR
-KEPT = ("NetParameter", "LayerParameter", "V1LayerParameter", "V0LayerParameter")
+KEPT = ("NetParameter", "LayerParameter", "V1LayerParameter")
 MOST_LAYERS = 20_000
 _CLASSES = (one for module in (layers, map_layers) for one in vars(module).values() if isinstance(one, type))
 # The types of layers by Caffe's words.
@@ -32,11 +30,10 @@ Strays = dict[tuple[Descriptor, str], Span]
 
 
 class NetGrammar(Reader):
-    """The grammar. An unknown field of a layer or of the net is kept for later, each name once: of an unknown layer the type alone is the
-    mistake."""
+    """The grammar. Keeps unknown fields for later, each once: for an unknown layer only its type is a mistake."""
 
-    def __init__(self, strays: Strays, path: str, found: list[Token], problems: Problems) -> None:
-        super().__init__(path, found, problems)
+    def __init__(self, strays: Strays, path: str, tokens: list[Token], problems: Problems) -> None:
+        super().__init__(path, tokens, problems)
         self.strays = strays
 
     def unknown(self, kind: Descriptor, name: Token, doubtful: set[str]) -> None:
@@ -50,7 +47,7 @@ class NetGrammar(Reader):
 
 @dataclass(frozen=True, slots=True)
 class NetText:
-    """A net as read. `file`: the NetParameter as written. `layers`: LayerParameter blocks of both phases, in today's form."""
+    """A net as read. `file`: the NetParameter as written. `layers`: upgraded LayerParameter blocks of both phases."""
 
     path: str
     file: Block
@@ -65,13 +62,13 @@ class NetText:
         return self.file.place
 
     def readers(self, *phases: str) -> list[Block]:
-        """The data layers of a phase (`TRAIN`, `TEST`), or of several, their transforms in `transform_param`."""
-        found = (block for phase in phases for block in layers_in(self.layers, phase))
-        return [block for block in found if type_of(block) in IMAGES]
+        """Return the data layers of the phases (`TRAIN`, `TEST`), with their transforms in `transform_param`."""
+        blocks = (block for phase in phases for block in layers_in(self.layers, phase))
+        return [block for block in blocks if type_of(block) in IMAGES]
 
     def canonical(self) -> str:
-        """One line for each layer of a phase. Left out: what is at its default, comments, the net's name, what the data layers read, and
-        what computes a layer. `include` names the phase alone, of a layer that is not in both."""
+        """Return one line per layer. Leaves out defaults, comments, the net's name, the sources of data layers, and engines. `include`
+        only names the phase, for a layer that is in one."""
         kept = {phase: set(map(id, layers_in(self.layers, phase))) for phase in PHASES}
         lines = []
         for block in self.layers:
@@ -83,7 +80,7 @@ class NetText:
 
 
 def read(text: bytes | str, path: str, problems: Problems) -> NetText | None:
-    """None where there is a mistake, and then all of them are in `problems`."""
+    """Read a net; None after a mistake, with all of them in `problems`."""
     before = problems.count(path)
     strays: Strays = {}
     block = parse(path, text, NET, problems, partial(NetGrammar, strays))
@@ -96,40 +93,40 @@ def read(text: bytes | str, path: str, problems: Problems) -> NetText | None:
         hint = "is it a net? A solver file names one as `net`"
         problems.add(block.place, many if number else "the file has no `layer`", hint)
         return None
-    found = upgraded(block, problems)
-    if problems.count(path) == before and not _unknown_types(found, problems):
-        for (kind, name), place in list(strays.items())[:MOST_MISTAKES]:
-            nobody = f"no version of Caffe's {kind.name}" if kind is NET else "no layer of an image classifier"
-            hint = nearest(name, kind.fields_by_name, 0.8) or f"{nobody} has it"
-            problems.add(place, f"{kind.name} has no field `{shown(name)}`", hint)
-    return NetText(path, block, found) if problems.count(path) == before else None
+    layers = upgraded(block, problems)
+    if problems.count(path) == before and not _unknown_types(layers, problems):
+        for (kind, name), span in list(strays.items())[:MOST_MISTAKES]:
+            owner = f"version of Caffe's {kind.name}" if kind is NET else "layer of an image classifier"
+            hint = nearest(name, kind.fields_by_name, 0.8) or f"no {owner} has it"
+            problems.add(span, f"{kind.name} has no field `{shown(name)}`", hint)
+    return NetText(path, block, layers) if problems.count(path) == before else None
 
 
 def _unknown_types(layers: tuple[Block, ...], problems: Problems) -> bool:
-    """Whether the type of a layer is unknown, each of them a mistake."""
+    """Add a mistake for each layer of unknown type; return whether any is unknown."""
     unknown = [layer for layer in layers if type_of(layer) not in LAYERS]
     for number, layer in enumerate(unknown[: MOST_MISTAKES + 1]):
-        kind, name, place = type_of(layer), shown(View(layer).text("name") or ""), View(layer).place("type")
+        kind, name, span = type_of(layer), shown(View(layer).text("name") or ""), View(layer).place("type")
         if number == MOST_MISTAKES:
-            problems.add(place, TOO_MANY, "is it a net?")
+            problems.add(span, TOO_MANY, "is it a net?")
         elif not kind:
             message = f"layer {name} has no `type`" if name else "a layer has no `type`"
-            problems.add(place, message, 'write `type: "Convolution"`, or what it is')
+            problems.add(span, message, 'write `type: "Convolution"`, or what it is')
         else:
             hint = nearest(kind, LAYERS, 0.8) or "it isn't among the layers of image classifiers that stagerun builds"
-            problems.add(place, f"layer {name}: unknown type `{shown(kind)}`", hint)
+            problems.add(span, f"layer {name}: unknown type `{shown(kind)}`", hint)
     return bool(unknown)
 
 
 # -- the canonical form
 
-# Of a layer: how it is read and computed, not what it does. `include` is written anew.
+# Fields of a layer that don't change its result. `include` is written separately.
 _LEFT_OUT = {"include", "exclude", "phase", "engine", "propagate_down", "blobs"}
 _OF_READERS = {"name", "type", "top"}
 _NOT_INSIDE = {"engine", "force_nd_im2col", "stable_prod_grad"}
-# Fields that say something though they are at their default: Caffe asks whether they are there.
-_TELLING = {"filler", "bias_filler", "normalization", "use_weight_bias"}
-# Lists that say nothing where all values are these.
+# Fields that have a meaning even at their default: Caffe checks their presence.
+_MEANINGFUL = {"filler", "bias_filler", "normalization", "use_weight_bias"}
+# Lists without effect if all values are these.
 _IDLE = {"pad": 0, "stride": 1, "dilation": 1}
 
 
@@ -139,7 +136,7 @@ def _fields(layer: Block) -> str:
     wanted = [n for n in names if n in layer.entries and (n in _OF_READERS if reads else n not in _LEFT_OUT)]
     words = [text for name in wanted for text in _texts(layer.entries[name])]
     shapes = [" ".join(f"dim: {n}" for n in (1, *dims[1:])) for dims in top_shapes(layer)]
-    if shapes:  # that Input and DummyData say, for one image
+    if shapes:  # of Input and DummyData, for one image
         words.append(f"{SHAPED[type_of(layer)]} {{ {' '.join(f'shape {{ {dims} }}' for dims in shapes)} }}")
     return " ".join(words)
 
@@ -154,11 +151,145 @@ def _texts(entry: Entry) -> Iterator[str]:
             names = [f.name for f in inner.kind.fields if f.name in inner.entries and f.name not in _NOT_INSIDE]
             text = " ".join(t for name in names for t in _texts(inner.entries[name]))
             if text:
-                yield from [f"{field.name} {{ }}"] * idle  # their places count
+                yield from [f"{field.name} {{ }}"] * idle  # their positions count
                 yield f"{field.name} {{ {text} }}"
-            elif field.name in _TELLING:
+            elif field.name in _MEANINGFUL:
                 yield f"{field.name} {{ }}"
             idle = idle + 1 if field.is_repeated and not text else 0
-        elif field.is_repeated or field.name in _TELLING or value.value != tree.default(field):
-            said = value.value + 0.0 if isinstance(value.value, float) else value.value  # -0.0 is 0.0
-            yield f"{field.name}: {tree.canonical(said, field)}"
+        elif field.is_repeated or field.name in _MEANINGFUL or value.value != tree.default(field):
+            normal = value.value + 0.0 if isinstance(value.value, float) else value.value  # -0.0 is 0.0
+            yield f"{field.name}: {tree.canonical(normal, field)}"
+
+
+# -- upgrade of older forms: V1 layers, inputs next to the layers, transformations among a data layer's fields
+
+LAYER: Descriptor = caffe_pb2.LayerParameter.DESCRIPTOR
+PARAM: Descriptor = caffe_pb2.ParamSpec.DESCRIPTOR
+SHAPE: Descriptor = caffe_pb2.BlobShape.DESCRIPTOR
+TRANSFORM: Descriptor = caffe_pb2.TransformationParameter.DESCRIPTOR
+Entries = dict[str, Entry]
+
+# V1's types whose new names aren't the capitalised words joined.
+_V1_TYPES = {"LRN": "LRN", "RELU": "ReLU", "SOFTMAX_LOSS": "SoftmaxWithLoss", "TANH": "TanH"}
+_OF_TRANSFORM = ("scale", "mean_file", "crop_size", "mirror")  # V1's fields of a data layer
+# V1's fields for each parameter, and their names in ParamSpec.
+_V1_PARAMS = {"param": "name", "blob_share_mode": "share_mode", "blobs_lr": "lr_mult", "weight_decay": "decay_mult"}
+_FILLERS = {"filler", "bias_filler"}
+
+
+def upgraded(net: Block, problems: Problems) -> tuple[Block, ...]:
+    """Return all layers as LayerParameter, first an Input layer for the net's `input`. Returns () if a relevant field could not be read,
+    which is already a problem."""
+    old, new = list(net.blocks("layers")), list(net.blocks("layer"))
+    if old and new:
+        hint = "`layers` is the older form: run Caffe's upgrade"
+        problems.add(net.entries["layers"].name, "the net has both `layer` and `layers`", hint)
+        return ()
+    if oldest := [layer.entries["layer"] for layer in old if "layer" in layer.entries]:
+        hint = "upgrade it by Caffe's `upgrade_net_proto_text`"
+        problems.add(oldest[0].name, "`layer` within `layers` is Caffe's form of 2013, which is not read", hint)
+        return ()
+    try:
+        layers = [*map(_v1, old), *map(_without_statistics, new)]
+        engine = View(net).text("engine") or ""
+        layers = [_without_unread_fillers(layer, engine) for layer in layers]
+        return (*_input(net, layers, problems), *layers)
+    except Doubtful:
+        return ()
+
+
+def _with(block: Block, *changed: Entry, without: Sequence[str] = ()) -> Block:
+    """Return the block with entries replaced or added."""
+    entries = {**block.entries, **{one.field.name: one for one in changed}}
+    return replace(block, entries={name: one for name, one in entries.items() if name not in without})
+
+
+def _input(net: Block, layers: Sequence[Block], problems: Problems) -> Iterator[Block]:
+    """Yield an Input layer for the net's `input`, with `input_shape` or four `input_dim` for each. Without any, Caffe ignores `input`."""
+    if "input" not in net.entries:
+        return
+    names, shapes = net.entries["input"], list(net.blocks("input_shape"))
+    dims, span = [int(n) for n in View(net).numbers("input_dim")], names.name
+    if not shapes and len(dims) == 4 * len(names.values):
+        each = (dims[i : i + 4] for i in range(0, len(dims), 4))
+        shapes = [Block(SHAPE, span, {"dim": entry(SHAPE, "dim", span, *four)}) for four in each]
+    if not shapes and not dims:
+        tops = {top for layer in layers for top in View(layer).texts("top")}
+        if {value.value for value in names.values} <= tops:
+            return
+    if len(shapes) != len(names.values):
+        hint = "write the shapes next to it"
+        problems.add(span, "`input` needs one `input_shape`, or four `input_dim`, for each", hint)
+        return
+    param = LAYER.fields_by_name["input_param"].message_type
+    inner = Block(param, span, {"shape": entry(param, "shape", span, *shapes)})
+    fields = {"name": "input", "type": "Input", "input_param": inner}
+    entries = {name: entry(LAYER, name, span, value) for name, value in fields.items()}
+    yield Block(LAYER, span, {**entries, "top": renamed(LAYER, "top", names)})
+
+
+def _without_statistics(layer: Block) -> Block:
+    """Drop the `param` of BatchNorm's three blobs, which aren't learned."""
+    params = list(layer.blocks("param"))
+    if type_of(layer) != "BatchNorm" or len(params) != 3 or any("name" in param.entries for param in params):
+        return layer
+    return _with(layer, without=["param"])
+
+
+def _without_unread_fillers(layer: Block, engine: str) -> Block:
+    """Drop BatchNorm's fillers, which only MKL reads: Caffe's engine has no weights in a BatchNorm. `engine`: the net's."""
+    inner = layer.block("batch_norm_param")
+    if inner is None or not _FILLERS & inner.entries.keys():
+        return layer
+    inner_engine = View(inner).text("engine") or ""
+    if (inner_engine if inner_engine != "DEFAULT" else View(layer).text("engine") or engine) != "CAFFE":
+        return layer
+    inner = _with(inner, without=list(_FILLERS))
+    return _with(layer, entry(layer.kind, "batch_norm_param", inner.place, inner))
+
+
+def _v1(layer: Block) -> Block:
+    """Return a V1 layer as LayerParameter."""
+    entries = Entries()
+    for name, old in layer.entries.items():
+        if name == "type":
+            word = type_of(layer)
+            name_today = _V1_TYPES.get(word) or "".join(part.capitalize() for part in word.split("_"))
+            entries["type"] = entry(LAYER, "type", old.place, name_today)
+        elif name not in _V1_PARAMS and name in LAYER.fields_by_name:
+            entries[name] = renamed(LAYER, name, old)
+    if params := _params(layer.entries):
+        entries["param"] = entry(LAYER, "param", params[0].place, *params)
+    return _transformed(Block(LAYER, layer.place, entries, layer.doubtful))
+
+
+def _params(entries: Mapping[str, Entry]) -> list[Block]:
+    """Return a ParamSpec for each blob."""
+    specs: list[Entries] = []
+    for old, new in _V1_PARAMS.items():
+        for i, value in enumerate(entries[old].values if old in entries else ()):
+            specs += [{} for _ in range(i + 1 - len(specs))]
+            if value.value != "":
+                specs[i][new] = Entry(PARAM.fields_by_name[new], value.span, (value,))
+    first = [one.place for one in entries.values()][:1]
+    spans = ([*(one.place for one in inside.values()), *first][0] for inside in specs)
+    return [Block(PARAM, span, inside) for span, inside in zip(spans, specs, strict=True)]
+
+
+def _transformed(layer: Block) -> Block:
+    """Move the transformation of a V1 data layer to `transform_param`."""
+    for message in ("data_param", "image_data_param"):
+        data = layer.block(message)
+        moved = [name for name in _OF_TRANSFORM if data is not None and name in data.entries]
+        if data is None or not moved:
+            continue
+        inside = {name: renamed(TRANSFORM, name, data.entries[name]) for name in moved}
+        if (old := layer.block("transform_param")) is not None:
+            inside |= old.entries
+        transform = Block(TRANSFORM, data.place, inside)
+        layer = _with(
+            layer,
+            entry(LAYER, message, data.place, _with(data, without=moved)),
+            entry(LAYER, "transform_param", data.place, transform),
+        )
+    return layer

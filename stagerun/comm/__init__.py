@@ -1,6 +1,6 @@
-"""The process group and the sum of gradients over workers: `group` meets and gathers, `reduce` sums, `elastic` in an order that doesn't depend
-on the number of workers.
-"""
+"""The process group and the sum of gradients over workers. `elastic` sums in an order that doesn't depend on the number of workers."""
+
+# ruff: noqa: F401 (its imports are its names)
 
 from collections.abc import Sequence
 
@@ -8,22 +8,8 @@ from torch import nn
 
 from stagerun.base.recipe import Determinism
 from stagerun.comm.elastic import TreeReducer, cover
-from stagerun.comm.group import PATIENT, TIMEOUT, Comm, SoloComm, TorchComm, gather_json
+from stagerun.comm.group import PATIENT, TIMEOUT, Comm, SoloComm, TorchComm, Traffic, Wait, gather_json, peers
 from stagerun.comm.reduce import FlatReducer, Reducer, SoloReducer, runs_of
-
-__all__ = [
-    "PATIENT",
-    "TIMEOUT",
-    "Comm",
-    "Reducer",
-    "SoloComm",
-    "TorchComm",
-    "dense_bytes",
-    "gather_json",
-    "layout_of",
-    "make_reducer",
-    "runs_of",
-]
 
 
 def make_reducer(
@@ -33,8 +19,8 @@ def make_reducer(
     logical_workers: int,
     runs: Sequence[range] | None = None,
 ) -> Reducer:
-    """The way to add gradients up that the schedule asks for. `parameters` are those that are trained, in model order; `runs[r]` the
-    logical workers of rank r, if they are not `runs_of` all."""
+    """Return the reducer that the schedule asks for. `parameters`: the trained ones, in model order; `runs[r]`: the logical workers of
+    rank r, by default `runs_of` all."""
     kind = _kind(determinism, comm.size)
     if kind is TreeReducer:
         return TreeReducer(parameters, comm, runs or runs_of(logical_workers, comm.size))
@@ -42,14 +28,12 @@ def make_reducer(
 
 
 def dense_bytes(
-    determinism: Determinism, elements: int, element_size: int, workers: int, logical_workers: int, tail: int = 0
+    determinism: Determinism, elements: int, element_size: int, workers: int, logical_workers: int, tail: int
 ) -> int:
-    """Bytes that rank 0 sends in an iteration whose gradients are not compressed, `tail` float64 numbers beside them: the formula behind
-    all that is said of a share of dense.
+    """Return the bytes that rank 0 sends in an iteration without compression, with `tail` float64 numbers.
 
-    With W workers a ring all-reduce (FIXED) sends 2 (W - 1) / W of them. The tree (ELASTIC) sends (n + 1) (W - 1) / W, where n is the number
-    of its nodes that make up rank 0's logical workers: 1 where they are a subtree. What it adds for alignment is left out.
-    """
+    With W workers a ring all-reduce (FIXED) sends 2 (W - 1) / W of all bytes. The tree (ELASTIC) sends (n + 1) (W - 1) / W, where n is the
+    number of its nodes that make up rank 0's logical workers: 1 if they are a subtree. Alignment is left out."""
     times = 2
     if determinism is Determinism.ELASTIC:
         times = 1 + len(cover(runs_of(logical_workers, workers)[0], logical_workers))
@@ -57,7 +41,7 @@ def dense_bytes(
 
 
 def layout_of(determinism: Determinism, workers: int) -> str:
-    """The `layout` of the reducer that `make_reducer` makes."""
+    """Return the `layout` of the reducer that `make_reducer` makes."""
     return _kind(determinism, workers).layout
 
 

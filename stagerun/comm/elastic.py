@@ -1,21 +1,21 @@
-"""`determinism: ELASTIC`: gradients of all logical workers added up along one fixed binary tree, whoever computes them.
+"""`determinism: ELASTIC`: gradients of all logical workers added up along one fixed binary tree, on any number of ranks.
 
-A rank adds up the subtrees that lie in its own run of logical workers. What is left, one vector per subtree, goes through the
-ranks in slices: slice r of every subtree to rank r, which does the remaining additions of the tree for it, and hands the sum
-out. An addition of two vectors adds element to element, so to cut them changes no bit; nor do the order in which elements lie,
+A rank adds up the subtrees within its run of logical workers. The results, one vector per subtree, go through the ranks in
+slices: slice r of every subtree to rank r, which does the remaining additions of the tree for it, and hands the sum
+out. An addition of two vectors adds element to element, so cutting them changes no bit, nor do the order of elements in memory
 and the number of ranks. With one subtree per rank as much crosses the network as in a ring all-reduce: each rank sends
-2 (W-1)/W of a vector. A rank whose run is not a subtree has more than one of them to hand out.
+2 (W-1)/W of a vector. A rank whose run is not a subtree has several to hand out.
 
 The node of the tree over [low, high) splits at low + the largest power of two below its width: it depends on nothing but the number of
 logical workers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 from torch import Tensor, nn
 
-from stagerun.comm.group import Comm
+from stagerun.comm.group import Comm, Wait
 from stagerun.comm.reduce import Reducer, on_gradient
 
 Node = tuple[int, int]
@@ -24,7 +24,7 @@ Node = tuple[int, int]
 
 @cache
 def tree(total: int) -> dict[Node, int]:
-    """Where each node of the tree over range(total) that is at least 2 wide is cut in two."""
+    """Return where each node of the tree over range(total) that is at least 2 wide is cut in two."""
     cuts, nodes = {}, [(0, total)]
     for low, high in nodes:
         if high - low > 1:
@@ -34,7 +34,7 @@ def tree(total: int) -> dict[Node, int]:
 
 
 def cover(run: range, total: int) -> list[Node]:
-    """The largest nodes of the tree over range(total) that together make up `run`, in order."""
+    """Return the largest nodes of the tree over range(total) that together make up `run`, in order."""
 
     def walk(low: int, high: int) -> list[Node]:
         if run.start <= low and high <= run.stop:
@@ -48,7 +48,7 @@ def cover(run: range, total: int) -> list[Node]:
 
 
 def push(stack: list[Node], node: Node, total: int) -> int:
-    """Puts a node on a stack of neighbours and joins it with its left sibling for as long as that is there; how often."""
+    """Put a node on a stack of neighbours, join it with its left sibling while that is on the stack; return how often."""
     stack.append(node)
     joined = 0
     while len(stack) >= 2 and tree(total).get((stack[-2][0], stack[-1][1])) == stack[-1][0]:
@@ -59,8 +59,8 @@ def push(stack: list[Node], node: Node, total: int) -> int:
 
 
 def depth(run: range, total: int) -> int:
-    """The most nodes that lie on the stack while the logical workers of `run` are pushed, one after the other, where one
-    whose left sibling is there takes no place of its own."""
+    """Return the maximum height of the stack while the logical workers of `run` are pushed in order; a node that is joined with its left
+    sibling takes no slot."""
     stack: list[Node] = []
     most = 0
     for k in run:
@@ -70,31 +70,31 @@ def depth(run: range, total: int) -> int:
 
 
 def additions(nodes: Sequence[Node], total: int) -> list[tuple[int, int]]:
-    """The tree's additions that are left when `nodes`, in order and without a gap, are sums already: (into, from), as indices of
-    `nodes`. With nodes that make up range(total), the whole sum is in the first in the end."""
+    """Return the tree's remaining additions when `nodes`, in order and without a gap, are summed: (into, from), as indices of `nodes`. With
+    nodes that make up range(total), the first holds the whole sum in the end."""
     stack: list[Node] = []
-    places: list[int] = []
+    indices: list[int] = []
     answer = []
     for index, node in enumerate(nodes):
-        places.append(index)
+        indices.append(index)
         for _ in range(push(stack, node, total)):
-            right = places.pop()
-            answer.append((places[-1], right))
+            right = indices.pop()
+            answer.append((indices[-1], right))
     return answer
 
 
-# Gradients are sent in pieces of about this size, each as soon as backward has filled it: at least this, and this times the number
-# of ranks, so that slices stay large. No bit depends on them.
+# Gradients are sent in chunks of about this size, each as soon as backward has filled it: at least the first, and the second times the
+# number of ranks, so that slices stay large. No bit depends on them.
 CHUNK_BYTES = 4 << 20
 SLICE_BYTES = 1 << 20
 
-# What a parameter's gradient and a slice begin at a multiple of, as tensors of their own would: some kernels ask for it.
+# The alignment of a parameter's gradient and of a slice, as in separate tensors: some kernels need it.
 ALIGNED_BYTES = 64
 
 
 class TreeReducer(Reducer):
-    """Each worker's nodes of the tree lie on a stack of flat buffers, the last registered parameter first, because backward fills them
-    about in that order. A gradient is added as it comes, and a chunk of a finished node leaves when it is full and all before
+    """The tree reducer. Each worker's nodes are on a stack of flat buffers, the last registered parameter first, because backward
+    fills them about in that order. A gradient is added as it comes, and a chunk of a finished node leaves when it is full and all before
     it have left: every rank sends the same in the same order."""
 
     layout = "tree"
@@ -105,38 +105,37 @@ class TreeReducer(Reducer):
         self.nodes = [cover(run, self.total) for run in runs]
         self.depth = depth(runs[comm.rank], self.total)
         self.parameters = list(reversed(parameters))
-        self.places: list[tuple[int, int]] = []  # of each parameter: where it begins in the buffer, and its chunk
-        self.members: list[list[int]] = []  # of each chunk: its parameters
+        self.spots: list[tuple[int, int]] = []  # by parameter: its offset in the buffer, and its chunk
+        self.sizes: list[int] = []  # by chunk: the number of its parameters
         self.gradients = self._vectors(self._cut(), self.parameters[0])
         self.views = [self._views(buffer) for buffer in self.gradients.held]
-        self.tails: _Vectors | None = None  # as soon as their length is known
+        self.tails: _Vectors | None = None  # from the first `add` on
         self.tail_length = 0
         self.stack: list[Node] = []
-        # Of the logical worker under way: its place on the stack, how often it is joined to the left, which of this rank's nodes it
-        # completes, and what of it has come.
-        self.place = self.joined = self.filled = 0
+        # Of the current logical worker: its slot on the stack, how often it is joined to the left, the node of this rank that it
+        # completes, and the gradients that have arrived.
+        self.slot = self.joined = self.filled = 0
         self.completes: int | None = None
         self.arrived: list[bool] = []
         self.missing: list[int] = []
         self.armed = False
 
     def _cut(self) -> list[int]:
-        """Elements of each chunk."""
+        """Cut the buffer into chunks; return the elements of each."""
         size = self.parameters[0].element_size()
         aligned, least = ALIGNED_BYTES // size, max(CHUNK_BYTES, SLICE_BYTES * self.comm.size)
         chunks: list[int] = []
-        members: list[int] = []
-        start = offset = 0
+        start = offset = count = 0
         for i, p in enumerate(self.parameters):
-            self.places.append((offset, len(chunks)))
-            members.append(i)
+            self.spots.append((offset, len(chunks)))
+            count += 1
             on_gradient(p, self._take, i)
             offset += _up(p.numel(), aligned)
             if (offset - start) * size >= least or i == len(self.parameters) - 1:
                 chunks.append(_up(offset - start, aligned * self.comm.size))
-                self.members.append(members)
-                start, members = start + chunks[-1], []
-                offset = start
+                self.sizes.append(count)
+                start = offset = start + chunks[-1]
+                count = 0
         return chunks
 
     def _vectors(self, chunks: Sequence[int], like: Tensor) -> "_Vectors":
@@ -145,7 +144,7 @@ class TreeReducer(Reducer):
     def _views(self, buffer: Tensor) -> list[Tensor]:
         return [
             buffer[offset : offset + p.numel()].as_strided(p.size(), p.stride())
-            for p, (offset, _) in zip(self.parameters, self.places, strict=True)
+            for p, (offset, _) in zip(self.parameters, self.spots, strict=True)
         ]
 
     def begin(self, iter: int = 0) -> None:
@@ -155,25 +154,22 @@ class TreeReducer(Reducer):
 
     def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
         tails = self._for_tails(tail)
-        self.place = len(self.stack)
+        self.slot = len(self.stack)
         self.joined = push(self.stack, (logical_worker, logical_worker + 1), self.total)
-        index, own = len(self.stack) - 1, self.nodes[self.comm.rank]
-        self.completes = index if index < len(own) and self.stack[index] == own[index] else None
+        index, nodes = len(self.stack) - 1, self.nodes[self.comm.rank]
+        self.completes = index if index < len(nodes) and self.stack[index] == nodes[index] else None
         if self.joined:
-            tails.held[self.place - 1][: tail.numel()].add_(tail)
+            tails.held[self.slot - 1][: tail.numel()].add_(tail)
         else:
-            tails.held[self.place][: tail.numel()].copy_(tail)
+            tails.held[self.slot][: tail.numel()].copy_(tail)
         self._finish_chunk(tails, 0)
         self.arrived = [False] * len(self.parameters)
-        self.missing, self.filled, self.armed = [len(m) for m in self.members], 0, True
+        self.missing, self.filled, self.armed = list(self.sizes), 0, True
         loss.backward()
         self.armed = False
-        while self.filled < len(self.members):  # chunks with a parameter that this loss doesn't reach
-            for i in self.members[self.filled]:
-                if not self.arrived[i]:
-                    self._put(i, None)
-            self._finish_chunk(self.gradients, self.filled)
-            self.filled += 1
+        for index, arrived in enumerate(self.arrived):
+            if not arrived:  # a parameter that this loss doesn't reach
+                self._put(index, None)
 
     def _for_tails(self, tail: Tensor) -> "_Vectors":
         if self.tails is None:
@@ -182,42 +178,46 @@ class TreeReducer(Reducer):
         return self.tails
 
     def break_off(self, tail: Tensor) -> None:
-        # The nodes that are not complete, which has sent those that are: the tail of each, then its chunks, as `add` does. The
-        # last one never is, and takes `tail`. Its gradients are what there is of them.
-        tails, own = self._for_tails(tail), self.nodes[self.comm.rank]
-        complete = sum(mine == node for mine, node in zip(self.stack, own, strict=False))
-        for index in range(complete, len(own)):
+        # Complete nodes are sent already. Send the others, the tail of each, then its chunks, as `add` does, with the gradients so far.
+        # The last is never complete, and takes `tail`.
+        tails, nodes = self._for_tails(tail), self.nodes[self.comm.rank]
+        complete = sum(stacked == node for stacked, node in zip(self.stack, nodes, strict=False))
+        for index in range(complete, len(nodes)):
             held = tails.held[index].zero_()
-            if index == len(own) - 1:
+            if index == len(nodes) - 1:
                 held[: tail.numel()].copy_(tail)
-            for vectors in (tails, self.gradients):
-                for chunk in range(len(vectors.chunks)):
-                    vectors.send(index, chunk)
+            self._send_all(index)
+
+    def _send_all(self, round: int) -> None:
+        assert self.tails is not None
+        for vectors in (self.tails, self.gradients):
+            for chunk in range(len(vectors.chunks)):
+                vectors.send(round, chunk)
 
     def _take(self, index: int) -> None:
-        """The gradient of a parameter has come."""
+        """Take the gradient of a parameter."""
         if not self.armed:
             return
-        parameter = self.parameters[index]
-        self._put(index, parameter.grad)
-        parameter.grad = None
+        self._put(index, self.parameters[index].grad)
+        self.parameters[index].grad = None
+
+    def _put(self, index: int, gradient: Tensor | None) -> None:
+        """Add a gradient, and finish the chunks that are full."""
+        if self.joined:  # to its left sibling at once; 0 too is added, since -0 + 0 is another number
+            self.views[self.slot - 1][index].add_(0.0 if gradient is None else gradient)
+        elif gradient is None:
+            self.views[self.slot][index].zero_()
+        else:
+            self.views[self.slot][index].copy_(gradient)
         self.arrived[index] = True
-        self.missing[self.places[index][1]] -= 1
-        while self.filled < len(self.members) and self.missing[self.filled] == 0:
+        self.missing[self.spots[index][1]] -= 1
+        while self.filled < len(self.sizes) and self.missing[self.filled] == 0:
             self._finish_chunk(self.gradients, self.filled)
             self.filled += 1
 
-    def _put(self, index: int, gradient: Tensor | None) -> None:
-        if self.joined:  # to its left sibling at once; 0 too is added, since -0 + 0 is another number
-            self.views[self.place - 1][index].add_(0.0 if gradient is None else gradient)
-        elif gradient is None:
-            self.views[self.place][index].zero_()
-        else:
-            self.views[self.place][index].copy_(gradient)
-
     def _finish_chunk(self, vectors: "_Vectors", chunk: int) -> None:
-        """The leaf is in; what more it completes is added up, and sent where it is a node to hand out."""
-        for right in range(self.place - 1, self.place - self.joined, -1):
+        """Add up the nodes that the leaf completes, and send a node of this rank."""
+        for right in range(self.slot - 1, self.slot - self.joined, -1):
             vectors.chunk(right - 1, chunk).add_(vectors.chunk(right, chunk))
         if self.completes is not None:
             vectors.send(self.completes, chunk)
@@ -226,9 +226,7 @@ class TreeReducer(Reducer):
         assert self.tails is not None
         # Rounds in which others have more to send.
         for round in range(len(self.nodes[self.comm.rank]), max(map(len, self.nodes))):
-            for vectors in (self.tails, self.gradients):
-                for chunk in range(len(vectors.chunks)):
-                    vectors.send(round, chunk)
+            self._send_all(round)
         for wait in [*self.tails.finish(), *self.gradients.finish()]:
             wait()
         for p, view in zip(self.parameters, self.views[0], strict=True):
@@ -237,44 +235,43 @@ class TreeReducer(Reducer):
 
 
 class _Vectors:
-    """A vector for each node that this rank holds, all cut into the same chunks, and their way to the sum over all ranks.
+    """A vector for each node that this rank holds, all cut into the same chunks, and their sum over all ranks.
 
     In round n every rank that has an n-th node hands out slices of it. All ranks call `send` for the same rounds and chunks in
-    the same order, then `finish`; afterwards the first buffer holds the sum.
-    """
+    the same order, then `finish`; afterwards the first buffer holds the sum."""
 
     def __init__(
         self, chunks: Sequence[int], depth: int, nodes: Sequence[Sequence[Node]], total: int, comm: Comm, like: Tensor
     ) -> None:
-        """`chunks`: elements of each, multiples of the number of ranks. `nodes[r]`: those that rank r hands out, in order."""
+        """`chunks`: elements of each, multiples of the number of ranks. `nodes[r]`: the nodes that rank r hands out, in order."""
         self.chunks, self.nodes, self.comm = chunks, nodes, comm
         self.starts = [sum(chunks[:n]) for n in range(len(chunks))]
-        # Zeros, since what lies between the parameters is added up, too.
+        # Zeros, since the gaps between the parameters are added up, too.
         self.held = [like.new_zeros(sum(chunks)) for _ in range(depth)]
-        self.additions = additions([node for own in nodes for node in own], total)
-        self.waits: dict[int, list[Callable[[], None]]] = {}
-        # By round and chunk: for each rank, whether it has a node for the round; and where this rank's slices of those lie.
-        self.has = [[len(own) > round for own in nodes] for round in range(max(map(len, nodes)))]
+        self.additions = additions([node for of_rank in nodes for node in of_rank], total)
+        self.waits: dict[int, list[Wait]] = {}
+        # By round: for each rank, whether it has a node; by round and chunk: this rank's slices of these nodes.
+        self.has = [[len(of_rank) > round for of_rank in nodes] for round in range(max(map(len, nodes)))]
         self.received: dict[tuple[int, int], Tensor] = {}
         for round, has in enumerate(self.has if comm.size > 1 else ()):
             for number, size in enumerate(chunks):
                 self.received[round, number] = like.new_zeros(sum(has) * (size // comm.size))
 
-    def chunk(self, place: int, chunk: int) -> Tensor:
+    def chunk(self, slot: int, chunk: int) -> Tensor:
         start = self.starts[chunk]
-        return self.held[place][start : start + self.chunks[chunk]]
+        return self.held[slot][start : start + self.chunks[chunk]]
 
     def send(self, round: int, chunk: int) -> None:
         if self.comm.size == 1:
             return
         width, has, received = self.chunks[chunk] // self.comm.size, self.has[round], self.received[round, chunk]
-        mine = has[self.comm.rank]
-        sent = self.chunk(round, chunk) if mine else received[:0]
-        wait = self.comm.exchange(sent, [width * mine] * self.comm.size, received, [width * yes for yes in has])
+        sends = has[self.comm.rank]
+        sent = self.chunk(round, chunk) if sends else received[:0]
+        wait = self.comm.exchange(sent, [width * sends] * self.comm.size, received, [width * yes for yes in has])
         self.waits.setdefault(chunk, []).append(wait)
 
-    def finish(self) -> list[Callable[[], None]]:
-        """Adds up what came, and starts handing it out; the answers wait for that."""
+    def finish(self) -> list[Wait]:
+        """Add up the received slices, and start handing out the sums; the answers wait for that."""
         if self.comm.size == 1:
             return []
         waits = []
@@ -283,7 +280,7 @@ class _Vectors:
                 wait()
             # This rank's slice of each node of all ranks, in order.
             rounds = [iter(self.received[round, chunk].split(size // self.comm.size)) for round in range(len(self.has))]
-            slices = [next(rounds[n]) for own in self.nodes for n in range(len(own))]
+            slices = [next(rounds[n]) for of_rank in self.nodes for n in range(len(of_rank))]
             for into, other in self.additions:
                 slices[into].add_(slices[other])
             pieces = self.chunk(0, chunk).split(size // self.comm.size)

@@ -1,13 +1,13 @@
-"""Where the time of an iteration goes: stretches of a clock, as one rank saw them. Values, and sums over them."""
+"""Time spans of an iteration's parts, as one rank saw them, and sums over them."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-# What the training thread does, one after the other. `wait`: from the end of backward until the sum of the gradients is there.
+# The training thread's work, in order. `wait`: from the end of backward until the gradients are summed.
 DATA, FORWARD, BACKWARD, WAIT, UPDATE = PARTS = ("data", "forward", "backward", "wait", "update")
-# Beside it: a piece of the gradients (or the tail that travels with them) is on its way, from its launch to its sum.
+# At the same time: a chunk of the gradients (or the tail sent with them) is on its way, from its launch to its sum.
 REDUCTION = "reduction"
 
 
@@ -28,7 +28,7 @@ class Span:
 
 
 class Spans:
-    """Collects them on one rank. Reductions end in threads of their own; appending to a list is safe there."""
+    """The spans of one rank. Reductions end in other threads; appending to a list is safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -41,14 +41,14 @@ class Spans:
             self.found.append(Span(name, started, ended, self.iter, stage=self.stage))
 
     def reduction(self, size: int) -> Callable[[], None]:
-        """A piece of `size` bytes leaves; the answer is called when its sum is there."""
+        """Note that `size` bytes leave; call the answer when they are summed."""
         started, iter, stage = self.clock(), self.iter, self.stage
         return lambda: self.found.append(Span(REDUCTION, started, self.clock(), iter, size, stage))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """Seconds of one rank, summed over its iterations. `sending`: at least one reduction was under way; `hidden`: while backward went on."""
+    """Seconds of one rank, summed over its iterations. `sending`: at least one reduction was under way; `hidden`: during backward."""
 
     iterations: int
     sending: float
@@ -56,7 +56,7 @@ class Overlap:
 
 
 def overlap(spans: Sequence[Span]) -> Overlap:
-    """Reductions that are under way at one time count once."""
+    """Sum the time of reductions, simultaneous ones once."""
     edges = [edge for s in spans for edge in ((s.started, s.name, 1), (s.ended, s.name, -1))]
     open_now = dict.fromkeys((*PARTS, REDUCTION), 0)
     sending = hidden = 0.0
@@ -70,7 +70,7 @@ def overlap(spans: Sequence[Span]) -> Overlap:
 
 
 def seconds_of(spans: Iterable[Span]) -> dict[str, float]:
-    """Summed by name, reductions left out, which lie beside the others."""
+    """Return the sums by name, without reductions, which overlap the others."""
     sums = dict.fromkeys(PARTS, 0.0)
     for span in spans:
         if span.name != REDUCTION:

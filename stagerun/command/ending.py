@@ -1,4 +1,4 @@
-"""How a command ends: one message for the user, and the exit code."""
+"""The end of a command: one message for the user, and the exit code."""
 
 import errno
 import io
@@ -23,15 +23,15 @@ from stagerun.base.text import duration, shown, size, wrapped
 from stagerun.system import signals
 from stagerun.system.host import open_files
 
-# Messages of torch's allocator, of oneDNN, which makes code in memory of its own, and of the loader of libraries.
+# Messages of torch's allocator, of oneDNN's code generator, and of the loader of libraries.
 _NO_MEMORY = re.compile("allocate memory|could not create a primitive|failed to map segment")
 
 
 class Printable:
-    """A text stream that gets what a terminal may get: names, keys and messages come from files that others have made."""
+    """A text stream that escapes control characters: names, keys and messages come from others' files."""
 
     def __init__(self, stream: TextIO) -> None:
-        # Where rich looks: its own commands go there, and `command.terminal.Terminal` sees to its words.
+        # rich writes its control codes here; `logs.console.Terminal` escapes its text.
         self.rich_proxied_file = stream
         if not (stream.encoding or "utf-8").lower().startswith("utf") and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -50,7 +50,7 @@ class Printable:
 
 @contextmanager
 def printable() -> Iterator[None]:
-    """All that is printed inside is made `shown`. A stream that is closed from the start is None, and stays so."""
+    """Escape everything printed inside by `shown`. A stream closed from the start stays None."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (Printable(stream) if stream else stream for stream in before)  # type: ignore[assignment]
     try:
@@ -60,7 +60,7 @@ def printable() -> Iterator[None]:
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Columns of a terminal; None for anything else, and for a launcher's terminal, which may end up in a file."""
+    """Return the columns of a terminal; None for other files, and for a launcher's terminal, which it may write to a file."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
@@ -71,7 +71,7 @@ def width_of(stream: TextIO) -> int | None:
 
 
 class _OverLiveLine(Printable):
-    """Erases what stands in a line before it prints there."""
+    """Erases the current line before it prints."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -84,18 +84,18 @@ class _OverLiveLine(Printable):
 
 
 def over_live_line() -> None:
-    """From now on stderr doesn't mix with the live line of rank 0, in this process or another."""
+    """Keep stderr apart from rank 0's live line, in this process or another."""
     if width_of(sys.stderr) is not None and not isinstance(sys.stderr, _OverLiveLine):
         sys.stderr = _OverLiveLine(_under(sys.stderr))  # type: ignore[assignment]
 
 
 def _under(stream: TextIO) -> TextIO:
-    """The stream that takes what a terminal carries out."""
+    """Return the stream that takes control codes."""
     return getattr(stream, "rich_proxied_file", stream)
 
 
 def show(text: str, marks: Mapping[str, str] | None = None) -> None:
-    """Prints on stdout. On a terminal lines are folded and the strip of `marks` inside `text` is coloured. JSON is left as it is."""
+    """Print on stdout. On a terminal lines are folded, and the strip of `marks` in `text` is coloured; JSON is not."""
     coloured = False
     if not text.startswith("{"):
         text = wrapped(shown(text), width_of(sys.stdout))
@@ -106,7 +106,7 @@ def show(text: str, marks: Mapping[str, str] | None = None) -> None:
 
 
 def say(text: str) -> None:
-    """Shows `text`. Where no one reads any more (`stagerun run ... | head`), training goes on all the same."""
+    """Print `text`. Training continues after the reader has gone (`stagerun run ... | head`)."""
     try:
         show(text)
     except OSError:
@@ -114,14 +114,14 @@ def say(text: str) -> None:
 
 
 def _in_colour(stream: TextIO) -> bool:
-    """Whether to print in colour, by rich's rules."""
+    """Return whether to print in colour, by rich's rules."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
 
 
 def tell(text: str) -> None:
-    """Prints on stderr. If that is closed, the exit code still says what happened."""
+    """Print on stderr, if it is open."""
     if not text:
         return
     try:
@@ -131,44 +131,44 @@ def tell(text: str) -> None:
 
 
 def end_with(error: BaseException) -> NoReturn:
-    """Shows an error the way a user should see it, and exits with its code. Our own bugs keep their traceback in a file."""
+    """Print an error for the user, and exit with its code. A bug's traceback goes to a file."""
     if isinstance(error, KeyboardInterrupt):
         tell("interrupted")
         sys.exit(ExitCode.INTERRUPTED)
-    # stderr is written through `tell`, and files through the error tree, so these errors are stdout's.
+    # `tell` and the error tree handle stderr and files, so these errors are stdout's.
     if isinstance(error, BrokenPipeError):  # `stagerun plan ... | head`
         to_nowhere(sys.stdout)
         sys.exit(ExitCode.DONE)
     if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EIO):
         to_nowhere(sys.stdout)
         error = StorageError(f"standard output can't be written: {error.strerror}")
-    known = error if isinstance(error, StagerunError) else of_surroundings(error)
-    tell(known.render() if known else bug_report(error))
-    sys.exit(known.exit_code if known else ExitCode.BUG)
+    explained = error if isinstance(error, StagerunError) else of_surroundings(error)
+    tell(explained.render() if explained else bug_report(error))
+    sys.exit(explained.exit_code if explained else ExitCode.BUG)
 
 
 def of_surroundings(error: BaseException) -> StagerunError | None:
-    """An error that names the limit of this shell or machine behind `error`, which torch's own doesn't; None if there is none."""
+    """Return an error that names the limit of this shell or machine behind `error`; None for another cause."""
     again = "and run the same command again"
     number, text = getattr(error, "errno", None), str(error)
     if number == errno.EMFILE or "Too many open files" in text:
-        message = f"no more files can be opened: a process may have {open_files()} open here"
+        message = f"too many open files: the limit of this process is {open_files()}"
         return StorageError(message, f"raise that limit (ulimit -n 1024) {again}")
     if isinstance(error, MemoryError) or number == errno.ENOMEM or _NO_MEMORY.search(text):
         memory, _ = resource.getrlimit(resource.RLIMIT_AS)
         if memory != resource.RLIM_INFINITY:
-            message = f"there is no more memory: a process may have {size(memory)} of address space here"
+            message = f"out of memory: the limit of this process is {size(memory)} of address space"
             return StorageError(message, f"raise that limit (ulimit -v unlimited) {again}")
     return None
 
 
 def bug_report(error: BaseException) -> str:
-    """One message for an exception that no user should ever meet; the traceback goes to a file beside it."""
+    """Return the message of an unexpected exception; the traceback goes to a file."""
     path = Path(f"stagerun-bug-{os.getpid()}.txt")
     text = "".join(traceback.format_exception(error))
     try:
-        said = f"stagerun {stagerun.__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n{text}"
-        path.write_text(said, errors="surrogateescape")  # a path need not be UTF-8
+        content = f"stagerun {stagerun.__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n{text}"
+        path.write_text(content, errors="surrogateescape")  # a path need not be UTF-8
         where = f"please report it with {path.absolute()}"
     except OSError:
         where = f"please report it with these lines:\n{text}"
@@ -177,10 +177,10 @@ def bug_report(error: BaseException) -> str:
 
 @contextmanager
 def stopped_after(seconds: float | None) -> Iterator[None]:
-    """Within it this process gets a stop signal from itself after that time; None: never.
+    """Run the body; after `seconds`, if any, this process sends itself a stop signal.
 
-    The process is the one that the user called, so a launcher hands the signal on as it does any other. Of the workers that another
-    program started, rank 0 alone has a clock, and the others follow it as they follow a signal that reached one of them.
+    It is the process of the user's command, so a launcher forwards the signal as any other. Among workers of another program only rank 0
+    has a timer, which the others follow as a signal to one of them.
     """
     from stagerun.system.world import rank_said
 
@@ -189,7 +189,7 @@ def stopped_after(seconds: float | None) -> Iterator[None]:
         return
 
     def strike() -> None:
-        # A second SIGINT would end it at once.
+        # A second SIGINT would end the process at once.
         numbers = [number for number in signals.stop_signals() if number != signal.SIGINT]
         if numbers:  # none once all is done
             signals.say(f"--stop-after {duration(seconds)}: the time is up")
@@ -197,7 +197,7 @@ def stopped_after(seconds: float | None) -> Iterator[None]:
 
     clock = threading.Timer(seconds, strike)
     clock.daemon = True
-    with signals.held():  # so that the thread which sends the signal is not the one that gets it
+    with signals.held():  # the timer's thread must not get its signal
         clock.start()
     try:
         yield
@@ -206,6 +206,6 @@ def stopped_after(seconds: float | None) -> Iterator[None]:
 
 
 def to_nowhere(stream: TextIO) -> None:
-    """Sends a stream to /dev/null from now on, so that neither a later line nor the flush at exit fails."""
+    """Redirect a stream to /dev/null, so that neither a later line nor the flush at exit fails."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())

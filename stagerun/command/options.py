@@ -1,5 +1,5 @@
 """Commands whose options are written once: as a parameter of the command's function, or as a field of a dataclass that is one of its
-parameters. Those of several commands are `Annotated[TYPE, option(...)]`.
+parameters. Shared options are `Annotated[TYPE, option(...)]`.
 
     @command()
     def rehearse(folder: Folder, workers: int | None = option("--workers N", "Estimate for a job of N workers.")) -> int:
@@ -29,9 +29,8 @@ _HERE = "parameter"  # the key in a field's metadata
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """`settings` are click's own. `flag`: '' for an argument. `title`: the group of --help, in a command with groups. `launcher`: workers don't
-    get it. `word`: a value as it is written on the command line. Name, type and default value are those of the field, or of the function's
-    parameter."""
+    """`settings`: click's. `flag`: '' for an argument. `title`: the group of --help, in a command with groups. `launcher`: workers don't get
+    it. `word`: formats a value for the command line. Name, type and default come from the field, or the function's parameter."""
 
     settings: dict[str, Any]
     flag: str = ""
@@ -67,17 +66,17 @@ _FILES = {"FILE", "IMAGE", "SOURCE", "PATH"}
 
 
 def _completed(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
-    """Files and folders, stages of the schedule that was typed before, or their fields: as the metavar says."""
+    """Complete files and folders, or stages and fields of the typed schedule, by the metavar."""
     form = param.make_metavar(ctx)
     words = set(re.findall("[A-Z]+", form))
     if "STAGE" not in words:
-        place = "file" if words & _FILES else "dir" if words & _FOLDERS else ""
-        return [CompletionItem(word, type=place)] if place else param.type.shell_complete(ctx, param, word)
-    from stagerun.language import completion
+        kind = "file" if words & _FILES else "dir" if words & _FOLDERS else ""
+        return [CompletionItem(word, type=kind)] if kind else param.type.shell_complete(ctx, param, word)
+    from stagerun.language import disk
 
     # Where an option has no value yet, click leaves all arguments in `args`.
     folder = ctx.params.get("folder") or next(iter(ctx.args), None)
-    return [CompletionItem(one) for one in completion.words(folder, form, word)] if isinstance(folder, str) else []
+    return [CompletionItem(one) for one in disk.words(folder, form, word)] if isinstance(folder, str) else []
 
 
 def option(
@@ -91,13 +90,13 @@ def option(
     word: Callable[[Any], str] = str,
     **settings: Any,
 ) -> Any:
-    """`usage`: the flag and what stands for its value, `--nproc N`. `text`: of --help. `default`: MISSING for an option that must be given.
-    `least`: the smallest number allowed."""
+    """`usage`: flag and metavar, `--nproc N`. `text`: for --help. `default`: MISSING for a required option. `least`: the smallest number
+    allowed."""
     flag, _, metavar = usage.partition(" ")
     settings |= {"metavar": metavar} if metavar else {}
     settings |= {"type": click.IntRange(least)} if least is not None else {}
-    found = Parameter({"help": text, **settings}, flag, title, launcher, word)
-    return field(default=default, metadata={_HERE: found})
+    parameter = Parameter({"help": text, **settings}, flag, title, launcher, word)
+    return field(default=default, metadata={_HERE: parameter})
 
 
 def flag(usage: str, text: str, **settings: Any) -> Any:
@@ -109,19 +108,19 @@ def argument(metavar: str, default: Any = MISSING, **settings: Any) -> Any:
 
 
 def declared(of: Callable[..., Any]) -> Iterator[Parameter]:
-    """The parameters of a function, or fields of a dataclass, that are on the command line, and those of dataclasses among them."""
+    """Yield the command-line parameters of a function or dataclass, including nested dataclasses."""
     for name, one in inspect.signature(of).parameters.items():
         if hasattr(one.annotation, "__dataclass_fields__"):
             yield from declared(one.annotation)
-        own = getattr(of, "__dataclass_fields__", {}).get(name, one.default)
-        default = own.default if isinstance(own, Field) else MISSING if own is one.empty else own
-        for each in (own, *getattr(one.annotation, "__metadata__", ())):
+        value = getattr(of, "__dataclass_fields__", {}).get(name, one.default)
+        default = value.default if isinstance(value, Field) else MISSING if value is one.empty else value
+        for each in (value, *getattr(one.annotation, "__metadata__", ())):
             if isinstance(each, Field) and _HERE in each.metadata:
                 yield replace(each.metadata[_HERE], name=name, kind=_kind(one.annotation), default=default)
 
 
 def _kind(annotation: Any) -> type:
-    """`int` for `int | None`, `tuple` for `tuple[str, ...]`."""
+    """Return `int` for `int | None`, `tuple` for `tuple[str, ...]`."""
     annotation = getattr(annotation, "__origin__", annotation) if hasattr(annotation, "__metadata__") else annotation
     if isinstance(annotation, UnionType):
         annotation = next(kind for kind in get_args(annotation) if kind is not NoneType)
@@ -129,7 +128,7 @@ def _kind(annotation: Any) -> type:
 
 
 def filled(of: Callable[..., T], values: Mapping[str, Any]) -> T:
-    """Calls a function, or makes a dataclass, with its share of click's values."""
+    """Call a function, or make a dataclass, with its share of click's values."""
     share = {}
     for name, one in inspect.signature(of).parameters.items():
         share[name] = (
@@ -139,8 +138,7 @@ def filled(of: Callable[..., T], values: Mapping[str, Any]) -> T:
 
 
 def arguments(options: Any, *names: str) -> list[str]:
-    """The words of a command line that stand for `options`, apart from what is the default and what only a launcher needs; or those of the
-    fields `names`."""
+    """Return the command line of `options`, without defaults and options of the launcher; or of the fields `names` alone."""
     words: list[str] = []
     for one in declared(type(options)):
         value = getattr(options, one.name)
@@ -156,12 +154,12 @@ def arguments(options: Any, *names: str) -> list[str]:
 
 
 def given(options: Any) -> list[str]:
-    """The flags of all that isn't the default."""
+    """Return the flags whose values aren't the default."""
     return [one.flag for one in declared(type(options)) if getattr(options, one.name) != one.default]
 
 
 class Command(click.Command):
-    """`titles`: the group in --help for each option that is in one. The others come first."""
+    """`titles`: the groups of options in --help. Options without a group come first."""
 
     titles: dict[str, str]
 
@@ -178,7 +176,7 @@ class Command(click.Command):
 def command(
     name: str = "", *, grouped: bool = False, **settings: Any
 ) -> Callable[[Callable[..., int | None]], Command]:
-    """A decorator that makes a command of a function, which returns the exit code. `grouped`: with the titles of options in --help."""
+    """Decorate a function, which returns the exit code, as a command. `grouped`: group options by title in --help."""
 
     def decorate(function: Callable[..., int | None]) -> Command:
         @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""Options that several commands have, and the types of their values."""
+"""Options of several commands, and the types of their values."""
 
 import math
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from stagerun.system.pulse import LEAST_S, Limits, Section
 TRAINED = "What is trained"
 WORKERS = "Workers"
 
-# Images per second that someone may mean: one in a quarter of an hour, and more than all machines together train.
+# Plausible images per second: one in a quarter of an hour, and more than all machines together.
 SLOWEST, FASTEST = 1e-3, 10**9
 
 
 class FiniteRange(click.FloatRange):
-    """Click's own lets `nan` through, which is neither below nor above, and `inf` where there is no upper end."""
+    """click's FloatRange without `nan` and `inf`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if not math.isfinite(click.FLOAT.convert(value, param, ctx)):
@@ -30,7 +30,7 @@ class FiniteRange(click.FloatRange):
 
 
 class Duration(click.ParamType):  # generic in a newer click alone
-    """A length of time on the command line, in seconds; `least`: and no shorter."""
+    """A duration on the command line, in seconds, at least `least`."""
 
     name = "time"
 
@@ -41,7 +41,7 @@ class Duration(click.ParamType):  # generic in a newer click alone
         try:
             seconds = units.seconds(str(value))
         except ValueError:
-            self.fail(f"{value!r} is not a length of time: write 4h, 90m, 3h30m, 2d or 1:30:00.", param, ctx)
+            self.fail(f"{value!r} is not a duration: write 4h, 90m, 3h30m, 2d or 1:30:00.", param, ctx)
         if seconds < self.least:
             self.fail(f"{value} is too short: {self.least:g}s is the least.", param, ctx)
         return seconds
@@ -60,23 +60,21 @@ Out = Annotated[str | None, option("--out FOLDER", "Output folder.  [default: ./
 
 @dataclass(frozen=True, slots=True)
 class PlannedOptions:
-    """Which schedule, its output folder, and what becomes of its stages."""
+    """The schedule, its output folder, and which stages to train."""
 
     folder: Folder
     overrides: Overrides = ()
     out: Out = None
     redo: tuple[str, ...] = option(
-        "--redo STAGE", "Train a stale stage, and what follows from it, again.", title=TRAINED, default=()
+        "--redo STAGE", "Retrain a stale stage, and the stages that follow from it.", title=TRAINED, default=()
     )
     only: tuple[str, ...] = option(
         "--only STAGE",
-        "Train this stage alone; what it starts from must be there. Repeatable.",
+        "Train this stage alone, from an existing snapshot. Repeatable.",
         title=TRAINED,
         default=(),
     )
-    until: str | None = option(
-        "--until STAGE", "Train up to this stage, it included, and nothing after it.", title=TRAINED
-    )
+    until: str | None = option("--until STAGE", "Train the stages up to this one, inclusive.", title=TRAINED)
 
 
 Nproc = Annotated[
@@ -104,43 +102,32 @@ DeviceBatch = Annotated[
     int | None, option("--device-batch N", "Images per forward pass, where the real batch does not fit.", least=1)
 ]
 TrustCode = Annotated[
-    bool, option("--trust-code", "Run the Python that the snapshot's recipe names: DIR's, or the snapshot's own copy.")
+    bool, option("--trust-code", "Run the Python that the snapshot's recipe names: DIR's, or the snapshot's copy.")
 ]
-Synthetic = Annotated[bool, option("--synthetic", "Make up images of the right kind: no data needed.")]
+Synthetic = Annotated[bool, option("--synthetic", "Generate images of the right shape: no data needed.")]
 Json = Annotated[bool, option("--json", "One JSON object on stdout.")]
 
 
 def limits(words: Sequence[str]) -> Limits | None:
-    """What `--timeout SECTION=TIME ...` says; None for `off`. UsageError."""
-    given: dict[Section, float] = {}
+    """Read `--timeout SECTION=TIME ...`; return None for `off`. UsageError."""
+    times: dict[Section, float] = {}
     names = [section.value for section in Section]
     for word in words:
-        name, equals, time = (part.strip() for part in word.partition("="))
-        if word.strip() == "off":
-            if len(words) > 1:
-                raise UsageError(
-                    "--timeout off, and another --timeout", "`off` is for all sections: leave the others out"
-                )
+        name, _, time = (part.strip() for part in word.partition("="))
+        if word.strip() == "off" and len(words) == 1:
             return None
-        if not equals and name in names:
-            raise UsageError(f"--timeout {word}: how long is not said", f"write `--timeout {name}=5m`")
         if name not in names:
-            hint = nearest(name, names) or f"write SECTION=TIME; the sections are {listing(names)}; or `off`"
-            raise UsageError(f"--timeout {word}: there is no section `{name}`", hint)
-        section = Section(name)
-        if section in given:
-            raise UsageError(f"--timeout {name} is given twice")
+            hint = nearest(name, names) or f"write SECTION=TIME; the sections are {listing(names)}; or `off` for all"
+            raise UsageError(f"--timeout {word}: unknown section `{name}`", hint)
         try:
-            given[section] = math.inf if time == "off" else units.seconds(time)
+            seconds = math.inf if time == "off" else units.seconds(time)
         except ValueError:
-            raise UsageError(
-                f"--timeout {word}: `{time}` is not a length of time", "write 90s, 5m, 2h, 1:30:00 or off"
-            ) from None
-        if given[section] < LEAST_S:
-            raise UsageError(
-                f"--timeout {word} is too short", "on a busy machine, a process may wait for its turn that long"
-            )
-    return Limits(given)
+            hint = f"write `--timeout {name}=5m`: 90s, 5m, 2h, 1:30:00 or off"
+            raise UsageError(f"--timeout {word}: `{time}` is not a duration", hint) from None
+        if seconds < LEAST_S:
+            raise UsageError(f"--timeout {word} is too short", "a process may wait that long for a busy processor")
+        times[Section(name)] = seconds
+    return Limits(times)
 
 
 def output_folder(name: str, out: str | None) -> Path:

@@ -1,11 +1,10 @@
-"""One record: the bytes of a Caffe Datum -> its fields -> a picture whose size is known before its pixels: raw planes, JPEG, or PNG.
+"""Records: the bytes of a Caffe Datum become its fields, and a picture that has its size before it is decoded: raw planes, JPEG, or PNG.
 
-A JPEG is decoded no further than the part that is wanted reaches, and at a reduced scale where that is asked for. Errors are
-DataErrors without a place; the loader puts the LMDB and the key in front.
+A JPEG is decoded only as far as the requested part reaches, at a reduced scale if requested. DataErrors name no record; the loader
+prepends the LMDB and the key.
 """
 
 import math
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -21,38 +20,38 @@ from stagerun.data import jpeg
 from stagerun.data.headers import family, png_chunks, read_png
 from stagerun.data.jpeg import Rectangle, make_decoder
 from stagerun.data.jpeg.decoder import imdecode
+from stagerun.data.jpeg.header import cut_off, require_size
 from stagerun.language.proto import caffe_pb2
 
 Image = NDArray[np.uint8]
-# Called when the first JPEG is met: to load and try the fastest decoder takes half a second, which raw images don't need.
+# Called for the first JPEG: loading and testing the fastest decoder takes half a second, which raw images don't need.
 MakeDecoder: TypeAlias = Callable[[], jpeg.Decoder]
 
 
 class Picture(Protocol):
-    """`height` and `width` in pixels. `reducible`: whether `decode` takes a `shrink` other than 1."""
+    """A picture of `height` x `width` pixels. `reducible`: `decode` takes a `shrink` other than 1."""
 
     height: int
     width: int
     reducible: bool
 
     def decode(self, part: Rectangle | None = None, shrink: int = 1) -> Image:
-        """uint8[height, width, channels] in the order B, G, R of `part` (None: the whole), at 1 / shrink of its size.
+        """Return uint8[height, width, channels], B, G, R, of `part` (None: the whole), at 1 / shrink of its size (`jpeg.Decoder.decode`).
 
-        A part at 1 / shrink is the pixels that `jpeg.Decoder.decode` says. Valid until the decoder's next picture, or
-        until the record's memory is used again. DataError if the file is damaged.
+        Valid until the decoder's next picture, or until the record's memory is reused. DataError for a damaged file.
         """
         ...
 
 
 class StoredPicture(Picture, Protocol):
-    """A record's. `kind` says how it is stored, in words; `interval` is the restart interval of a JPEG, 0 without one."""
+    """The picture of a record. `kind` names its storage; `interval` is the restart interval of a JPEG, 0 without one."""
 
     kind: str
     interval: int
 
 
 class DecodedPicture:
-    """A picture that is decoded already."""
+    """A picture in decoded form."""
 
     reducible = False
 
@@ -65,11 +64,11 @@ class DecodedPicture:
 
 
 class _Planes:
-    """Raw bytes, one colour after the other: uint8[channels, height, width]."""
+    """Raw bytes, colour by colour: uint8[channels, height, width]."""
 
     kind, interval, reducible = "raw", 0, False
 
-    def __init__(self, planes: NDArray[np.uint8]) -> None:
+    def __init__(self, planes: Image) -> None:
         self._planes = planes
         self.height, self.width = planes.shape[1:]
 
@@ -84,10 +83,9 @@ class _Jpeg:
 
     def __init__(self, data: memoryview, channels: int | None, decoder: MakeDecoder) -> None:
         if not jpeg.is_complete(data):
-            raise _cut_off("JPEG")
+            raise cut_off("JPEG data ends before its end marker")
         self._header = header = jpeg.read_header(data)
-        own = 1 if header.components == 1 else 3  # CMYK is decoded to three as well
-        self._data, self._channels = data, _channels(own, channels)
+        self._data, self._channels = data, _channels(1 if header.components == 1 else 3, channels)  # CMYK: 3, too
         self.height, self.width = header.height, header.width
         self.kind, self.interval = header.kind, header.restart_interval
         self._decoder = decoder()
@@ -97,25 +95,19 @@ class _Jpeg:
 
 
 class _Png:
-    """It is decoded as a whole."""
-
     interval, reducible = 0, False
 
     def __init__(self, data: memoryview, channels: int | None) -> None:
         chunks = list(png_chunks(data))
         # A chunk's checksum, 4 bytes, follows its data.
         if not chunks or chunks[0][0] != b"IHDR" or chunks[-1][0] != b"IEND" or sum(chunks[-1][1:]) + 4 > len(data):
-            raise _cut_off("PNG")
+            raise cut_off("PNG data ends before its end marker")
         header = read_png(data)
         self.height, self.width, self.kind = header.height, header.width, header.kind
         if not self.height or not self.width:
-            raise _cut_off("PNG")
-        if self.height * self.width > jpeg.MAX_PIXELS:
-            raise DataError(
-                f"the image is {self.height} x {self.width} pixels (height x width), more than {jpeg.MAX_PIXELS:,}",
-                "reduce it before the LMDB is made",
-            )
-        # What isn't said stays: no alpha is dropped, and no bits. OpenCV doesn't see the one transparent grey of a grey PNG.
+            raise cut_off("PNG data ends before its end marker")
+        require_size(self.height, self.width)
+        # Nothing is dropped silently, neither alpha nor bits. OpenCV ignores the one transparent grey of a grey PNG.
         if "16 bits" in header.oddities:
             raise DataError("the image has 16 bits per channel", "only images of 8 bits per channel are read")
         if "alpha" in header.oddities and header.channels != 1:
@@ -135,43 +127,33 @@ class _Png:
         return image if part is None else cut(image, part)
 
 
-def _channels(own: int, wanted: int | None) -> int:
-    """What an encoded image of `own` channels is decoded to: a grey one becomes three where they are wanted."""
-    if wanted in (None, own) or own == 1:
-        return wanted or own
+def _channels(stored: int, wanted: int | None) -> int:
+    """Return the channels to decode to: grey images expand to three."""
+    if wanted in (None, stored) or stored == 1:
+        return wanted or stored
     raise DataError(
-        f"the image has {own} channels, the network takes {wanted}",
-        f"convert that file to grey; or set `channels: {own}` under `model` in schedule.prototxt, which takes grey ones, too",
+        f"the image has {stored} channels, the network takes {wanted}",
+        f"convert that file to grey; or set `channels: {stored}` under `model` in schedule.prototxt, which takes grey ones, too",
     )
 
 
-def cut(image: NDArray[np.uint8], part: Rectangle) -> NDArray[np.uint8]:
-    """The part of an image or a plane, a view."""
+def cut(image: Image, part: Rectangle) -> Image:
+    """Return a view of the part of an image or a plane."""
     return image[part.top : part.top + part.height, part.left : part.left + part.width]
-
-
-def _cut_off(kind: str) -> DataError:
-    return DataError(
-        f"the image is cut off: {kind} data ends before its end marker",
-        "its file was incomplete when the LMDB was made; make the LMDB again from complete files",
-    )
 
 
 # -- The Datum.
 
-# Tags of Datum's fields as they stand on the wire: number << 3 | wire type (0 varint, 2 bytes).
-_CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _ENCODED = 0x08, 0x10, 0x18, 0x22, 0x28, 0x38
-_FLOAT, _ONE_FLOAT = 0x35, struct.Struct("<f")  # wire type 5, 4 bytes: one of float_data, as proto2 writes them
-_MOST_FLOATS = 1000
-_BYTES_OF_AN_INT32 = 5
-_MINUS_ONE = (1 << 64) - 1  # as a varint, of ten bytes
-SEVERAL = -1  # the label of an image that has any number of them, in float_data: none, too
-_LAST_SHIFT = 63  # of the tenth byte of a varint, which has 64 bits
+# Datum's tags on the wire: number << 3 | wire type (0 varint, 2 bytes).
+_DATA = 0x22
+_NUMBERS = {0x08: "channels", 0x10: "height", 0x18: "width", 0x28: "label", 0x38: "encoded"}
+SEVERAL = -1  # the label of an image with any number of labels, even none, in float_data
+_LAST_SHIFT = 28  # of the fifth byte of an int32
 
 
 @dataclass(slots=True)
 class Fields:
-    """A Datum. `data` is a view of the record, valid as long as that. `floats`: the classes of an image with several labels."""
+    """A Datum. `data` may be a view of the record, valid as long as it. `floats`: the classes of an image with several labels."""
 
     data: memoryview
     channels: int = 0
@@ -179,23 +161,17 @@ class Fields:
     width: int = 0
     label: int = 0
     encoded: bool = False
-    labelled: bool = False  # `label` is written
+
     floats: tuple[float, ...] = ()
 
     @property
     def several(self) -> bool:
-        """Whether it has any number of labels, `floats`, in place of one: as `data import` writes it, which tells an image with none
-        from one of class 0, or without a `label`."""
-        return self.label == SEVERAL or (bool(self.floats) and not self.labelled)
-
-    @property
-    def one_label(self) -> int:
-        """The label, or SEVERAL."""
-        return SEVERAL if self.several else self.label
+        """Return whether `floats` are its labels."""
+        return self.label == SEVERAL
 
 
 def parse(record: bytes | memoryview) -> Fields:
-    """The fields of a Datum. DataError for anything else."""
+    """Return the fields of a Datum. DataError for anything else."""
     view = memoryview(record)
     if not len(view):
         raise DataError("the record is empty", "make the LMDB again from its source")
@@ -206,24 +182,19 @@ def parse(record: bytes | memoryview) -> Fields:
     except DecodeError:
         raise DataError("the record is not a Caffe Datum", "stagerun reads LMDBs of Caffe's Datum messages") from None
     shape = datum.channels, datum.height, datum.width
-    labelled, floats = datum.HasField("label"), tuple(datum.float_data)
-    return Fields(memoryview(datum.data), *shape, datum.label, datum.encoded, labelled, floats)
+    floats = tuple(datum.float_data)
+    label = SEVERAL if floats and not datum.HasField("label") else datum.label
+    return Fields(memoryview(datum.data), *shape, label, datum.encoded, floats)
 
 
 def _parse_usual(view: memoryview) -> Fields | None:
-    """The fields, in any order, if all are as Caffe writes them; 3 us, where protobuf copies the image too. None: ask protobuf."""
+    """Return the fields of a Datum with at most one label, as Caffe writes it, in 3 us; protobuf copies the image. None: ask protobuf."""
     fields = Fields(view[:0])
     at, end = 0, len(view)
     try:
         while at < end:
-            tag, value, shift, start = view[at], 0, 0, at + 1
-            at = start
-            if tag == _FLOAT:
-                if len(fields.floats) >= _MOST_FLOATS:  # an image's pixels, say
-                    return None
-                fields.floats += _ONE_FLOAT.unpack_from(view, at)
-                at += _ONE_FLOAT.size
-                continue
+            tag, value, shift = view[at], 0, 0
+            at += 1
             while True:
                 byte = view[at]
                 at += 1
@@ -231,44 +202,30 @@ def _parse_usual(view: memoryview) -> Fields | None:
                 if byte < 0x80:
                     break
                 shift += 7
-                if shift > _LAST_SHIFT:  # no varint is longer; a million such bytes would take a minute
+                if shift > _LAST_SHIFT:
                     return None
-            if tag == _DATA:
-                if value > end - at:
-                    return None
+            if tag == _DATA and value <= end - at:
                 fields.data = view[at : at + value]
                 at += value
-                continue
-            if tag == _LABEL and value == _MINUS_ONE:
-                value = SEVERAL
-            elif at - start > _BYTES_OF_AN_INT32 or value >= 1 << 31:
-                return None
-            if tag == _LABEL:
-                fields.label, fields.labelled = value, True
-            elif tag == _HEIGHT:
-                fields.height = value
-            elif tag == _WIDTH:
-                fields.width = value
-            elif tag == _CHANNELS:
-                fields.channels = value
-            elif tag == _ENCODED:
-                fields.encoded = value != 0
+            elif tag in _NUMBERS and value < 1 << 31:
+                setattr(fields, _NUMBERS[tag], value)
             else:
                 return None
-    except (IndexError, struct.error):  # it ends within a field
+    except IndexError:  # it ends within a field
         return None
+    fields.encoded = bool(fields.encoded)
     return fields
 
 
 def raw_datum(image: Image, label: int) -> caffe_pb2.Datum:
-    """A Datum that holds the pixels of an image, uint8[height, width, channels], as they are."""
+    """Return a Datum of the raw pixels of an image, uint8[height, width, channels]."""
     height, width, channels = image.shape
     data = np.ascontiguousarray(image.transpose(2, 0, 1)).tobytes()
     return caffe_pb2.Datum(channels=channels, height=height, width=width, data=data, label=label)
 
 
 def wrong_label(label: int, num_classes: int) -> DataError | None:
-    """What is wrong with a label that isn't one of 0 .. num_classes-1."""
+    """Return an error for a label that isn't one of 0 .. num_classes-1."""
     if label < 0:
         return DataError(
             f"the label is {label}, below 0", "labels count from 0; make the LMDB again with labels that do"
@@ -282,23 +239,23 @@ def wrong_label(label: int, num_classes: int) -> DataError | None:
 
 
 def picture_of(fields: Fields, channels: int | None, decoder: MakeDecoder = make_decoder) -> StoredPicture:
-    """The Datum's picture, its size known, its pixels not yet decoded. DataError if it can't give `channels` channels (None: 1 or 3).
+    """Return the Datum's picture, not yet decoded. DataError if it can't give `channels` channels (None: 1 or 3).
 
-    Raw bytes (channels x height x width) must have exactly `channels` channels. A grey JPEG or PNG is repeated where three are wanted (Caffe
-    stops there; ILSVRC has some), CMYK becomes B, G, R as OpenCV does it. EXIF's orientation is not applied, as in Caffe. Bytes that were
-    changed inside a JPEG's scan go unnoticed.
+    Raw bytes (channels x height x width) must have exactly `channels` channels. A grey JPEG or PNG expands to three (Caffe stops there;
+    ILSVRC has some), CMYK becomes B, G, R as in OpenCV. EXIF's orientation is not applied, as in Caffe. Changed bytes inside a JPEG's
+    scan go unnoticed.
     """
     if not len(fields.data):
         if fields.floats:
             raise DataError("the Datum holds float_data", "only images of 8 bits per channel (field `data`) are read")
         raise DataError("the Datum holds no image", "make the LMDB again from its source")
     if fields.encoded:
-        found = family(fields.data)
-        if found == "JPEG":
+        encoding = family(fields.data)
+        if encoding == "JPEG":
             return _Jpeg(fields.data, channels, decoder)
-        if found == "PNG":
+        if encoding == "PNG":
             return _Png(fields.data, channels)
-        but = f", but {found}" if found else ""
+        but = f", but {encoding}" if encoding else ""
         raise DataError(f"the encoded image is neither JPEG nor PNG{but}", "convert it before the LMDB is made")
     c, h, w = fields.channels, fields.height, fields.width
     if c < 1 or h < 1 or w < 1 or c * h * w != len(fields.data):

@@ -1,10 +1,10 @@
-"""Positions -> batches. What a batch holds depends on the seed and its positions alone, not on who asks or when.
+"""Batches by position. A batch depends only on the seed and its positions.
 
-So the state of a loader is (seed, position), two numbers, and going on somewhere is asking for that position: nothing is
-replayed, and it is the same for any number of workers and threads, for any way of decoding, and with or without memory. (Of
-damaged JPEGs `jpeg.decoder` says how far that was tried.)
+So the state of a loader is (seed, position), and resuming means asking for that position: nothing is replayed, for any number of
+workers and threads, any decoder, with or without memory. (`jpeg.decoder` has the evidence for damaged JPEGs.)
 """
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -13,40 +13,113 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.base import order
-from stagerun.base.errors import DataError, StagerunError
+from stagerun.base.code import Sources, code_of
+from stagerun.base.errors import DataError, StagerunError, UsageError
 from stagerun.base.recipe import Transform
 from stagerun.base.text import first
 from stagerun.data import transform
 from stagerun.data.datum import DecodedPicture, Image, Picture
 from stagerun.data.pictures import LoaderOptions, NetworkInput, Pictures, finished_size
 from stagerun.data.pixels import Draw
-from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import Records, spread
 from stagerun.data.stream import Batch, Buffers, Stream
-
-__all__ = ["Augment", "Batch", "Job", "Loader", "LoaderOptions", "NetworkInput", "Stream", "Training"]
+from stagerun.system.code import called, function_of, refusal
 
 _MOST_MISTAKES_SHOWN = 3
+_RETURNS = (
+    "it takes a uint8 array [height, width, channels] in R, G, B and a numpy Generator, and returns such an array: end it with "
+    "`return image`, or for floats with `return np.clip(image, 0, 255).astype(np.uint8)`"
+)
+
+
+class PythonTransform:
+    """`transform_param { python: "aug.py:augment" }`: a user's function that changes decoded training images before they are resized,
+    cut and mirrored.
+
+    It gets a copy in R, G, B, whatever `channel_order` is (grey images: one channel), and a generator made from the seed and the image's
+    position: the result is the same in any thread or worker.
+    """
+
+    def __init__(self, name: str, sources: Sources) -> None:
+        """Import it. UsageError."""
+        self._code, self._sources = code_of(name), sources
+        self._function = function_of(self._code, sources)
+        self.images, self.seconds = 0, 0.0  # of one thread, as `rehearse` measures it
+
+    def __call__(self, image: Image, seed: int, position: int, record: Callable[[], str]) -> Image:
+        """Transform uint8[height, width, channels] in B, G, R; the size may change. UsageError with a line of the user's file; `record`
+        names the record."""
+        copy = np.ascontiguousarray(image[:, :, ::-1]) if image.shape[2] == 3 else image.copy()
+        began = time.perf_counter()
+        try:
+            made = called(self._code, self._sources, self._function, copy, generator(seed, position))
+            if wrong := _wrong(made, image.shape[2]):
+                raise self._refusal(wrong, _RETURNS)
+        except UsageError as error:
+            hint = error.hint
+            if "positional argument" in error.message:
+                hint = f"it is called with the image and a numpy Generator: `def {self._code.function}(image, rng)`"
+            raise UsageError(f"{error.message}{_record(record(), position)}", hint) from None
+        self.images, self.seconds = self.images + 1, self.seconds + time.perf_counter() - began
+        return np.ascontiguousarray(made[:, :, ::-1]) if image.shape[2] == 3 else made
+
+    def require_repeatable(self, image: Image, seed: int, position: int, record: Callable[[], str]) -> None:
+        """Raise UsageError unless the same image and generator give the same result twice."""
+        first, second = (self(image, seed, position, record) for _ in range(2))
+        if not np.array_equal(first, second):
+            raise self._refusal(
+                "gives another image each time, though image and generator are the same",
+                "draw from the generator that is passed: not from `random` or `numpy.random`, nor by the clock",
+            )
+
+    def wrong_size(self, message: str, hint: str, position: int, record: str) -> UsageError:
+        """Return the error for a result that the later steps can't use."""
+        error = self._refusal(f"returned an image that can't be used: {message}", hint)
+        return UsageError(f"{error.message}{_record(record, position)}", error.hint)
+
+    def _refusal(self, message: str, hint: str) -> UsageError:
+        return refusal(self._code, self._sources, self._function, f"`{self._code.function}` {message}", hint)
+
+
+def _record(name: str, position: int) -> str:
+    return f"\n  for {name} (at position {position})"
+
+
+def generator(seed: int, position: int) -> np.random.Generator:
+    """Return the generator for the image at a position: Philox with a key that is independent of other draws."""
+    key = order.draws(seed, np.array([position], np.int64), 2, order.Purpose.PYTHON)[0]
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+def _wrong(made: object, channels: int) -> str:
+    """Return the mistake in a function's result, or ''."""
+    if not isinstance(made, np.ndarray):
+        return f"returned {'None' if made is None else f'a {type(made).__name__}'}, not an image"
+    if made.dtype != np.uint8:
+        return f"returned an image of {made.dtype}, not of uint8"
+    if made.ndim != 3 or made.shape[2] != channels or 0 in made.shape:
+        return f"returned an array of the shape {list(made.shape)}, and not [height, width, {channels}]"
+    return ""
 
 
 class Augment(Protocol):
-    """What is done to an image's colours. `numbers` is how many random numbers it takes per image."""
+    """A change of an image's colours. `numbers` is the count of random numbers per image."""
 
     @property
     def numbers(self) -> int: ...
 
     def __call__(self, image: Image, numbers: order.UInt64) -> Image:
-        """uint8[height, width, 3] -> the same shape, both B, G, R. From several threads at once."""
+        """Transform uint8[height, width, 3] in B, G, R. From several threads at once."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What is drawn for training images, by their positions. `python` is done first, `augment` last. `side` is the crop_size of a batch
-    that begins at a position, where not all have that of the transform, which is the largest then: a batch has one size."""
+    """Draws for training images, by their positions. `python` comes first, `augment` last. `side` returns the crop_size of the batch at a
+    position, if it varies; the transform has the largest then."""
 
     seed: int
-    sampling: order.Order  # which record is where
+    sampling: order.Order  # records by position
     python: PythonTransform | None = None
     augment: Augment | None = None
     side: Callable[[int], int | None] | None = None
@@ -54,8 +127,8 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A batch being made: `indices` are the records at its positions; `numbers` and
-    `colours` are uint64[count, ...]; `param` is the transform, its crop_size that of this batch."""
+    """An unfinished batch: `indices` are the records at its positions; `numbers` and `colours` are uint64[count, ...]; `param` has this
+    batch's crop_size."""
 
     made: Batch
     indices: list[int]
@@ -65,7 +138,7 @@ class Job:
 
 
 class Loader:
-    """The images of one LMDB under one transform: drawn for `training`, or else an evaluation's centre crops in key order."""
+    """The images of one LMDB under one transform: random for `training`, else an evaluation's centre crops in key order."""
 
     def __init__(
         self,
@@ -82,24 +155,24 @@ class Loader:
         self._order = training.sampling if training else order.EveryRecord(0, len(records), False)
         self._pictures = Pictures(records, param, network, options)
         self.expect = self._pictures.expect
-        # One with the consumer, one in the making, the others ready; with many threads more are in the making.
+        # One at the consumer, one in progress, the others ready; with many threads more are in progress.
         self._buffers = Buffers(options.depth + 2 + options.threads)
 
     def batch(self, position: int, count: int) -> Batch:
-        """The `count` (1 or more) images from `position` on. DataError, StorageError name LMDB, key and what is wrong."""
+        """Return the `count` (1 or more) images from `position` on. DataError, StorageError name LMDB and key."""
         job = self.plan(position, count)
         self.fill(job, 0, count)
         return job.made
 
     def stream(self, requests: Iterable[tuple[int, int]]) -> Stream:
-        """The batches of (position, count), in order, made ahead by background threads, which also walk `requests`.
+        """Return the batches of (position, count), in order, made ahead by background threads, which also walk `requests`.
 
-        What goes wrong there is raised by the `next` that would have given the batch.
+        The `next` that would have returned a batch raises its error.
         """
         return Stream(self, requests)
 
     def plan(self, position: int, count: int) -> Job:
-        """The batch of `count` images from `position` on, still empty. For `Stream`."""
+        """Return the still empty batch of `count` images from `position` on. For `Stream`."""
         positions = np.arange(position, position + count, dtype=np.int64)
         indices = self._order.at(position, count).tolist()
         training, param, numbers, colours = self._training, self._param, self._numbers(positions), None
@@ -122,7 +195,7 @@ class Loader:
         return Job(made, indices, param, numbers, colours)
 
     def fill(self, job: Job, first: int, last: int) -> None:
-        """Makes these images of the batch. From any thread."""
+        """Make these images of the batch. From any thread."""
         for n in range(first, last):
             self._make(job, n)
 
@@ -131,7 +204,7 @@ class Loader:
         return order.draws(self._seed, positions, needed) if self._training else None
 
     def _make(self, job: Job, n: int) -> None:
-        """Image n of the batch, in its place."""
+
         made, out, i, position = job.made, job.made.images[n], job.indices[n], int(job.made.positions[n])
         picture, label = self._open(i, position)
         draw = self._draw(i, position, picture, _row(job.numbers, n), job.param)
@@ -148,15 +221,15 @@ class Loader:
             made.crop[n] = (*((draw.crop.top, draw.crop.left) if draw.crop is not None else (0, 0)), draw.mirror)
 
     def _open(self, i: int, position: int) -> tuple[Picture, int]:
-        """Record i's picture, as it is cut from at a position, and its label."""
+        """Return record i's picture, after the user's function, and its label."""
         picture, label = self._pictures.open(i)
         if self._python is not None:
             whole = self._pictures.decode(i, picture)
-            picture = DecodedPicture(self._python(whole, self._seed, position, lambda: self._pictures.place(i)))
+            picture = DecodedPicture(self._python(whole, self._seed, position, lambda: self._pictures.name(i)))
         return picture, label
 
     def _draw(self, i: int, position: int, picture: Picture, numbers: order.UInt64 | None, param: Transform) -> Draw:
-        """What is done to record i's picture, as `_open` gave it."""
+        """Draw the transform of the picture that `_open` returned."""
         try:
             self._pictures.require_mean(picture)
             return transform.draw(param, numbers, picture.height, picture.width)
@@ -165,7 +238,7 @@ class Loader:
             raise self._misfit(i, position, error, hint) from None
 
     def _whole(self, i: int) -> tuple[Image, int]:
-        """An evaluation's image i before it is cropped, and its label."""
+        """Return an evaluation's image i before it is cropped, and its label."""
         picture, label = self._pictures.open(i)
         draw = replace(self._draw(i, i, picture, None, self._param), crop=None)
         return self._pictures.finish(i, picture, draw), label
@@ -178,50 +251,50 @@ class Loader:
             raise self._misfit(i, position, DataError(text, hint), f"return images of one size, or {crop}")
 
     def _misfit(self, i: int, position: int, error: DataError, hint: str) -> StagerunError:
-        """The error with its place; where the user's function made the image it is for that to mend, by `hint`."""
-        place = self._pictures.place(i)
+        """Return the error with the record's name, or as one of the user's function, with `hint`."""
+        name = self._pictures.name(i)
         if self._python is None:
-            return DataError(f"{place}: {error.message}", error.hint)
-        return self._python.wrong_size(error.message, hint, position, place)
+            return DataError(f"{name}: {error.message}", error.hint)
+        return self._python.wrong_size(error.message, hint, position, name)
 
     def preflight(self, samples: int = 32) -> None:
-        """Looks at some records: the first, the last and evenly spaced ones. DataError with all mistakes found."""
-        if found := self.mistakes(samples):
-            raise together(found)
+        """Try some records: the first, the last and evenly spaced ones. DataError with all mistakes."""
+        if mistakes := self.mistakes(samples):
+            raise together(mistakes)
 
     def mistakes(self, samples: int = 32) -> list[DataError]:
-        """What `preflight` finds, one for each cause."""
+        """Return the mistakes, one per cause."""
         causes: dict[str, list[DataError]] = {}
         shape: tuple[int, ...] | None = None
-        looked_at = sorted({*spread(len(self.records), samples), *self._telling()})
-        for i in looked_at:
+        candidates = sorted({*spread(len(self.records), samples), *self._critical()})
+        for i in candidates:
             try:
-                found = self._look(i)
-                shape = shape or found
-                self._check_shape(i, i, found, shape)
+                size = self._look(i)
+                shape = shape or size
+                self._check_shape(i, i, size, shape)
             except DataError as mistake:
                 causes.setdefault(mistake.hint, []).append(mistake)
-        return [_counted(of_one, len(looked_at)) for of_one in causes.values()]
+        return [_counted(of_one, len(candidates)) for of_one in causes.values()]
 
-    def _telling(self) -> list[int]:
-        """Records that show a mistake if any does, by the side file: the least high, the highest, the least wide and the widest image; and
-        the first of a few labels that the network has no outputs for."""
+    def _critical(self) -> list[int]:
+        """Return the records most likely to fail, by the side file: the lowest, highest, narrowest and widest images, and a few with
+        labels beyond the network's outputs."""
         if (index := self.records.index) is None:
             return []
-        found = []
+        critical = []
         for sides in (index.heights, index.widths):
-            known = np.flatnonzero(sides)  # an image that can't be used has none
-            if known.size:
-                found += [int(known[np.argmin(sides[known])]), int(known[np.argmax(sides[known])])]
+            usable = np.flatnonzero(sides)
+            if usable.size:
+                critical += [int(usable[np.argmin(sides[usable])]), int(usable[np.argmax(sides[usable])])]
         wrong = np.flatnonzero(index.labels >= self._network.num_classes)
-        found += wrong[np.unique(index.labels[wrong], return_index=True)[1]].tolist()[:_MOST_MISTAKES_SHOWN]
-        return found
+        critical += wrong[np.unique(index.labels[wrong], return_index=True)[1]].tolist()[:_MOST_MISTAKES_SHOWN]
+        return critical
 
     def _look(self, i: int) -> tuple[int, ...]:
-        """Makes record i into an image and says its shape."""
+        """Make record i into an image and return its size."""
         if self._python is not None:
             whole = self._pictures.decode(i, self._pictures.open(i)[0])
-            self._python.require_repeatable(whole, self._seed, i, lambda: self._pictures.place(i))
+            self._python.require_repeatable(whole, self._seed, i, lambda: self._pictures.name(i))
         picture, _ = self._open(i, i)
         numbers = self._numbers(np.array([i], np.int64))
         draw = self._draw(i, i, picture, _row(numbers, 0), self._param)
@@ -233,7 +306,7 @@ def _row(numbers: order.UInt64 | None, n: int) -> order.UInt64 | None:
 
 
 def _counted(mistakes: list[DataError], looked_at: int) -> DataError:
-    """Those of one cause, as one."""
+    """Merge the mistakes of one cause."""
     if len(mistakes) == 1:
         return mistakes[0]
     shown = first([mistake.message for mistake in mistakes], _MOST_MISTAKES_SHOWN)
@@ -242,7 +315,7 @@ def _counted(mistakes: list[DataError], looked_at: int) -> DataError:
 
 
 def together(mistakes: Sequence[DataError]) -> DataError:
-    """One error of several (at least one): each hint once, below all that it is for."""
+    """Merge errors (at least one): each hint once, below its messages."""
     if len(mistakes) == 1:
         return mistakes[0]
     causes: dict[str, dict[str, None]] = {}

@@ -1,4 +1,4 @@
-"""The loaders of a stage: its training images, and those of its evaluations, as training reads them and `data show` shows them."""
+"""The loaders of a stage: its training images, and its evaluations' images, as training reads them and `data show` shows them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,18 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError, UsageError
-from stagerun.base.nets import ignored_in
 from stagerun.base.order import EveryRecord, Order, Sampled
 from stagerun.base.recipe import Sampling, Schedule, Solver, Stage, Transform
-from stagerun.base.shares import shares, weights_of
 from stagerun.base.text import count, first
+from stagerun.base.units import shares, weights_of
+from stagerun.base.wings import ignored_in
 from stagerun.data.datum import Image
 from stagerun.data.index import Index, printable
 from stagerun.data.jpeg import Rectangle
-from stagerun.data.loader import Augment, Job, Loader, LoaderOptions, NetworkInput, Training
+from stagerun.data.loader import Augment, Job, Loader, LoaderOptions, NetworkInput, PythonTransform, Training
 from stagerun.data.pixels import Draw, apply
-from stagerun.data.python_transform import PythonTransform
-from stagerun.data.records import Records, spread
+from stagerun.data.records import Records
 from stagerun.data.stream import Batch
 from stagerun.schedule.image_size import at_largest, crop_size
 
@@ -35,8 +34,8 @@ def training_loader(
     augment: Augment | None = None,
     start: int = 0,
 ) -> Loader:
-    """Training images, from any position on. `python` is the transform's own function, `augment` what it does to colours; `start` the
-    position at which the stage begins, which is looked at where the size of the images changes within it."""
+    """Return a loader of training images. `python` is the transform's function, `augment` its change of colours; `start` is the
+    position at which the stage begins, for a crop_size that changes within it."""
     solver = stage.solver
     training = Training(
         seed=solver.random_seed,
@@ -50,17 +49,17 @@ def training_loader(
 
 
 def side_at(solver: Solver, start: int) -> Callable[[int], int | None]:
-    """The crop_size of the training images at a position, in a stage that begins at position `start`. A device batch lies in one
-    update, so that its first image speaks for all."""
+    """Return the crop_size as a function of the position, in a stage that begins at `start`. The images of a device batch belong to one
+    update, so they share it."""
     return lambda position: crop_size(solver, (position - start) // solver.batch_size)
 
 
 def evaluation_loader(
     records: Records, stage: Stage, *, threads: int = 1, numbered: bool = False, five_crops: bool = False
 ) -> Loader:
-    """The images of an evaluation, each once: in key order, or by their shape where the transform is `rectangular`.
+    """Return a loader of an evaluation's images, each once: in key order, or by their shape if the transform is `rectangular`.
 
-    Rectangles are those of batches of test_batch_size, whatever is asked for at a time: they are part of the result.
+    Rectangles are computed for batches of test_batch_size, however many are requested at a time: they affect the result.
     """
     param, options = stage.solver.test_transform, LoaderOptions(threads=threads)
     network = network_input(stage, ignored_in(stage).test, numbered)
@@ -77,22 +76,17 @@ def network_input(stage: Stage, ignored: int | None, numbered: bool) -> NetworkI
         num_classes=stage.model.num_classes,
         numbered=numbered,
         ignored=ignored,
-        by_some=ignored_in(stage).by_some,
     )
 
 
 def order_of(records: Records, schedule: Schedule, stage: Stage) -> Order:
-    """Which training record is at which position, as the stage's `sampling` has it. DataError where the classes of the records are not
-    known, or are not those that are to be drawn."""
+    """Return the order of training records by the stage's `sampling`. DataError without a side file, or if classes don't fit."""
     solver = stage.solver
     if solver.sampling is Sampling.UNIFORM:
         return EveryRecord(solver.random_seed, len(records), schedule.data.shuffle)
-    said = f"`sampling: {solver.sampling.value}`"
+    setting = f"`sampling: {solver.sampling.value}`"
     if records.index is None:
-        raise DataError(
-            f"{records.name}: {said} needs the labels of all records, and there is no side file",
-            f"make it with `stagerun data index {records.name}`",
-        )
+        raise _no_side_file(records, f"{setting} needs the labels of all records")
     labels, classes = records.index.labels, stage.model.num_classes
     ignored = ignored_in(stage).train
     if ignored is not None:  # such an image is of no class
@@ -107,11 +101,16 @@ def order_of(records: Records, schedule: Schedule, stage: Stage) -> Order:
     if never := [str(c) for c in range(classes) if weights[c] and not drawn[c]]:
         named = f"class{'es' * (len(never) > 1)} {', '.join(first(never, 5))}"
         images = count(len(records), "image")
-        raise DataError(f"{records.name}: {said} leaves less than one of {images} in an epoch to {named}")
+        raise DataError(f"{records.name}: {setting} leaves less than one of {images} in an epoch to {named}")
     return Sampled(solver.random_seed, labels, drawn)
 
 
-# -- Rectangular validation: images of like shape go through the network together, less of each cut off.
+def _no_side_file(records: Records, need: str) -> DataError:
+    hint = f"make it with `stagerun data verify --index {records.name}`"
+    return DataError(f"{records.name}: {need}, and the side file is missing", hint)
+
+
+# -- Rectangular validation: images of similar shape go through the network together, less of each cut off.
 #
 # As in fast.ai's ImageNet training of 2018 (cybertronai/imagenet18_old: training/dataloader.py): the images are sorted by width over
 # height and cut into batches; each batch is cropped from the centre to its mean ratio, the shorter side `crop_size`, the longer one so
@@ -121,10 +120,10 @@ _MULTIPLE = 8
 
 
 class RectangularLoader(Loader):
-    """An evaluation's images sorted by width / height (those alike in the order of their keys), cropped batch by batch.
+    """An evaluation's images sorted by width / height (equal ones in key order), cropped batch by batch.
 
-    A position is a place in that order. Batches are cut at multiples of `batch_size`, and a crop belongs to such a
-    batch, or a part of it, so that it doesn't depend on who asks for how many at a time. DataError without a side file, which has the sizes.
+    Positions count in that order. Batches begin at multiples of `batch_size`, and a crop belongs to such a batch, so that it doesn't depend
+    on the number requested at a time. DataError without a side file, which has the sizes.
     """
 
     def __init__(
@@ -136,10 +135,7 @@ class RectangularLoader(Loader):
         options: LoaderOptions = _DEFAULTS,
     ) -> None:
         if records.index is None:
-            raise DataError(
-                f"{records.name}: rectangular evaluation needs the sizes of the images, and there is no side file",
-                f"make it with `stagerun data index {records.name}`",
-            )
+            raise _no_side_file(records, "rectangular evaluation needs the sizes of the images")
         # The whole resized image; the crop is the batch's.
         super().__init__(records, replace(param, crop_size=None), network, options=options)
         assert param.crop_size is not None  # `check` holds it
@@ -149,14 +145,14 @@ class RectangularLoader(Loader):
         self._ratios = ratios[self._by_shape]
 
     def plan(self, position: int, count: int) -> Job:
-        """ValueError for images of two of the batches."""
+        """Raise ValueError for images of two of the batches."""
         first = position - position % self._batch_size
         if count < 1 or position + count > first + self._batch_size:
             raise ValueError(f"{count} images from {position} are not in one batch of {self._batch_size}")
         mean = float(self._ratios[first : first + self._batch_size].mean())
         images = self._buffers.array((count, *crop_of(mean, self._side), self._network.channels))
-        places = np.arange(position, position + count, dtype=np.int64)
-        return Job(Batch(images, np.empty(count, np.int64), places), self._by_shape[places].tolist(), self._param)
+        positions = np.arange(position, position + count, dtype=np.int64)
+        return Job(Batch(images, np.empty(count, np.int64), positions), self._by_shape[positions].tolist(), self._param)
 
     def _make(self, job: Job, n: int) -> None:
         image, job.made.labels[n] = self._whole(job.indices[n])
@@ -167,26 +163,25 @@ class RectangularLoader(Loader):
 
 
 def evenly(of: int, count: int) -> list[int]:
-    """The middles of `count` parts of 0 .. of-1 that are as equal as can be, 1 <= count <= of."""
+    """Return the middles of `count` nearly equal parts of 0 .. of-1, 1 <= count <= of."""
     return [(2 * n + 1) * of // (2 * count) for n in range(count)]
 
 
 def crop_of(ratio: float, side: int) -> tuple[int, int]:
-    """(height, width) of the crop of images whose mean width / height is `ratio`."""
+    """Return (height, width) of the crop of images whose mean width / height is `ratio`."""
     if ratio < 1:
         return _down(side / ratio, side), side
     return side, _down(side * ratio, side)
 
 
 def _down(length: float, least: int) -> int:
-    """A multiple of 8, but no less than the shorter side, which needn't be one."""
+    """Round down to a multiple of 8, but not below the shorter side, which may be any number."""
     return max(int(length) // _MULTIPLE * _MULTIPLE, least)
 
 
 def centre(image: Image, out: Image) -> None:
-    """`out` becomes the centre of the image; black where the image ends before it, as with torchvision's center_crop: in a batch of
-    unlike images, one may be less elongated than the mean.
-    """
+    """Copy the centre of the image to `out`; black outside of the image, as in torchvision's center_crop: an image may be less elongated
+    than the mean of its batch."""
     height, width = out.shape[:2]
     top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
     part = image[max(top, 0) : max(top, 0) + height, max(left, 0) : max(left, 0) + width]
@@ -196,13 +191,13 @@ def centre(image: Image, out: Image) -> None:
 
 
 def _ratios(name: str, index: Index) -> NDArray[np.float64]:
-    """Width / height of each record."""
+    """Return width / height of each record."""
     unknown = np.flatnonzero((index.heights <= 0) | (index.widths <= 0))
     if unknown.size:
         raise DataError(
             f"{name}: {count(unknown.size, 'record')} can't be used, says the side file; the first is "
             f"`{printable(index.key(int(unknown[0])))}`",
-            f"look into them with `stagerun data verify --decode {name}`",
+            f"list them with `stagerun data verify --decode {name}`",
         )
     ratios: NDArray[np.float64] = index.widths / index.heights
     return ratios
@@ -217,22 +212,18 @@ NO_CROP_HINT = "use `--views flip`, or no views"
 class CropLoader(Loader):
     """An evaluation's images, five crops of each: top left, top right, bottom left, bottom right, centre.
 
-    The image is padded and resized as `transform_param` says, and crop_size is cut out at these places instead of at the
-    centre alone. UsageError without crop_size, and for rectangular crops.
+    The image is padded and resized as `transform_param` says, and cropped five times. UsageError without crop_size, and for rectangular crops.
     """
 
     def __init__(self, records: Records, param: Transform, network: NetworkInput, options: LoaderOptions) -> None:
-        if param.crop_size is None:
-            raise UsageError("the evaluation's transform has no crop_size: there is one view of an image", NO_CROP_HINT)
-        if param.rectangular:
-            raise UsageError("the evaluation's transform is `rectangular`: its crops have no corners", NO_CROP_HINT)
+        if param.crop_size is None or param.rectangular:
+            raise UsageError("the evaluation's transform has no crop_size, or is `rectangular`", NO_CROP_HINT)
         super().__init__(records, param, network, options=options)
         self._side = param.crop_size
 
     def plan(self, position: int, count: int) -> Job:
         """`images` is uint8[5 * count, crop_size, crop_size, channels]: the first crop of each image, then the second of
-        each, and so on; labels and positions are int64[count].
-        """
+        each, and so on; labels and positions are int64[count]."""
         positions = np.arange(position, position + count, dtype=np.int64)
         images = self._buffers.array((CROPS * count, self._side, self._side, self._network.channels))
         return Job(Batch(images, np.empty(count, np.int64), positions), positions.tolist(), self._param)
@@ -241,20 +232,10 @@ class CropLoader(Loader):
         whole, job.made.labels[n] = self._whole(job.indices[n])
         job.made.images[n :: len(job.indices)] = five_crops(whole, self._side)
 
-    def preflight(self, samples: int = 32) -> None:
-        """As in Loader, and UsageError if every image looked at is just as large as its crop."""
-        super().preflight(samples)
-        shapes = [self._whole(i)[0].shape[:2] for i in spread(len(self.records), samples)]
-        if all(shape == (self._side, self._side) for shape in shapes):
-            raise UsageError(
-                f"there is nothing to crop: the images are {self._side} x {self._side} pixels, as large as crop_size",
-                NO_CROP_HINT,
-            )
-
 
 def five_crops(image: Image, side: int) -> NDArray[np.uint8]:
-    """uint8[height, width, channels] -> uint8[5, side, side, channels]; the centre as an evaluation's crop has it."""
+    """Return uint8[5, side, side, channels] from uint8[height, width, channels]; the centre is an evaluation's crop."""
     height, width = image.shape[:2]
     bottom, right = height - side, width - side
-    places = [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]
-    return np.stack([apply(image, Draw(crop=Rectangle(y, x, side, side))) for y, x in places])
+    corners = [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]
+    return np.stack([apply(image, Draw(crop=Rectangle(y, x, side, side))) for y, x in corners])

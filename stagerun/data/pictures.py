@@ -1,4 +1,4 @@
-"""Record numbers -> pictures -> finished images, with errors that name the LMDB and the key; and the decoded images that stay in memory."""
+"""Finished images of records, with errors that name the LMDB and the key; and the decoded images that stay in memory."""
 
 import threading
 from dataclasses import dataclass
@@ -17,50 +17,49 @@ from stagerun.data.records import Records, Room, spread
 from stagerun.data.weights import mean_image
 from stagerun.system.host import available_memory
 
-# -- Decoded images that stay in memory between epochs: one array for a set whose images are all of one size. Nothing is decoded for
-# its own sake: a record's pixels are put there when it is first used, so that there is no wait at the start.
+# -- Decoded images that stay in memory between epochs: one array for a set whose images have one size. A record's pixels are stored when
+# it is first used, so that training starts at once.
 
 _AUTO_SHARE = 8  # AUTO takes at most one part of so many of what is free
 _LOOKED_AT = 32
-_OTHER, _JPEG = 1, 2  # what is kept of a record
+_OTHER, _JPEG = 1, 2
 
 
 class Decoded:
-    """`images` is uint8[records, height, width, channels] (B, G, R), `labels` int64[records]; valid where `has` says so.
+    """`images` is uint8[records, height, width, channels] (B, G, R), `labels` int64[records]; valid for records that it `has`.
 
-    A JPEG is kept as it decodes at its full size, and is known as one: for a transform that reduces JPEGs while they are decoded
-    (interp_mode AUTO) it is not what is wanted, whichever stage put it here.
+    A JPEG is kept at its full size, and marked: a transform that reduces JPEGs while decoding (interp_mode AUTO) can't use it.
 
-    From any number of threads: two that keep the same record write the same bytes, and one is marked as there after it was
-    written. The system gives memory to pages that are written, not before.
+    From any number of threads: two that keep the same record write the same bytes, and a record is marked after it was written. The
+    system allocates pages when they are written.
     """
 
     def __init__(self, records: int, height: int, width: int, channels: int) -> None:
         self.images = np.empty((records, height, width, channels), np.uint8)
         self.labels = np.empty(records, np.int64)
-        self._there = bytearray(records)
+        self._state = bytearray(records)
 
     def has(self, i: int, jpegs: bool = True) -> bool:
-        """Whether record i is here; without `jpegs` only if it isn't a JPEG."""
-        there = self._there[i]
-        return there == _OTHER or (jpegs and there == _JPEG)
+        """Return whether record i is kept; without `jpegs` only if it isn't a JPEG."""
+        state = self._state[i]
+        return state == _OTHER or (jpegs and state == _JPEG)
 
     def fits(self, picture: Picture) -> bool:
-        """Whether the picture is of the size kept here; another is decoded each time."""
+        """Return whether the picture has the size of this array; others are decoded each time."""
         return self.images.shape[1:3] == (picture.height, picture.width)
 
     def keep(self, i: int, image: Image, label: int, *, jpeg: bool) -> None:
-        """Record i, decoded as a whole."""
+        """Keep record i, decoded as a whole."""
         self.images[i] = image
         self.labels[i] = label
-        self._there[i] = _JPEG if jpeg else _OTHER
+        self._state[i] = _JPEG if jpeg else _OTHER
 
 
 def make_memory(records: Records, channels: int, cache: Cache, sharers: int = 1) -> Decoded | None:
-    """Room for the decoded images of `records`, or None if they are not to be kept. `sharers`: workers of this node.
+    """Return room for the decoded images of `records`, or None. `sharers`: workers of this node.
 
-    DISK keeps nothing; AUTO where it takes less than an eighth of this worker's share of what is free; MEMORY, and DEVICE, whose
-    device is a CPU, in any case: DataError where the images are not of one size, or there isn't enough.
+    DISK keeps nothing; AUTO keeps them if they take less than an eighth of this worker's share of the free memory; MEMORY, and DEVICE on a
+    CPU, in any case: DataError if sizes differ, or without enough memory.
     """
     if cache is Cache.DISK:
         return None
@@ -84,17 +83,17 @@ def make_memory(records: Records, channels: int, cache: Cache, sharers: int = 1)
 
 
 def _size(records: Records, channels: int) -> tuple[int, int] | None:
-    """(height, width) of all images as far as is known: from the side file, else from some records. None: they differ."""
+    """Return (height, width) of all images, from the side file, else from some records. None: they differ."""
     if records.index is not None:
         sizes = set(zip(records.index.heights.tolist(), records.index.widths.tolist(), strict=True))
-        sizes.discard((0, 0))  # it can't be used; the one who meets it reports or replaces it
+        sizes.discard((0, 0))  # an unusable image, which its user reports
     else:
         room = Room()
         sizes = set()
         for i in spread(len(records), _LOOKED_AT):
             try:
                 picture = datum.picture_of(datum.parse(records.read(i, room)), channels)
-            except DataError:  # the one who uses the record reports or replaces it
+            except DataError:  # its user reports it
                 continue
             sizes.add((picture.height, picture.width))
     return sizes.pop() if len(sizes) == 1 else None
@@ -102,20 +101,19 @@ def _size(records: Records, channels: int) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkInput:
-    """What a network takes of the records. `numbered`: a record's number stands for its label, and what it says itself isn't looked at.
-    `ignored`: a label that counts for nothing, and need be no class. `by_some`: labels that only part of a net ignores."""
+    """A network's demands on records. `numbered`: the record's number replaces its label. `ignored`: a label without a class that the loss
+    ignores."""
 
     channels: int
     num_classes: int
     numbered: bool = False
     ignored: int | None = None
-    by_some: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderOptions:
-    """How batches are made; nothing of it changes one. `depth` is how many batches a stream may hold ready, 1 or more (of batches smaller
-    than 16 images per thread more), `threads` how many make them. `memory` keeps pixels between epochs. `tier` forces a way of decoding."""
+    """Options that change no batch. A stream keeps `depth` batches ready, 1 or more (more of batches smaller than 16 images per thread),
+    made by `threads` threads. `memory` keeps pixels between epochs. `tier` selects a decoder."""
 
     threads: int = 1
     depth: int = 4
@@ -124,7 +122,7 @@ class LoaderOptions:
 
 
 class _Hand(threading.local):
-    """What each thread has of its own."""
+    """Buffers and decoder of each thread."""
 
     def __init__(self, tier: str | None) -> None:
         self.room = Room()
@@ -137,24 +135,16 @@ class _Hand(threading.local):
         return self._decoder
 
 
-_MINUS_ONE = "the label is -1, below 0, or the Datum has"  # which `data import` writes then
-_BY_SOME = (
-    "only part of the net ignores it: a `loss` of the stage's own knows no `ignore_label`, and each SoftmaxWithLoss and Accuracy "
-    "needs its own; make the LMDB without such images, or have all of them ignore it"
-)
-
-
 class Pictures:
     """The records of one LMDB under one transform. From any number of threads; a thread's picture is valid until its next.
 
-    DataError for a record whose bytes give no picture, or that isn't what recipe or transform need,
-    StorageError where it can't be read.
+    DataError for a record without a usable picture or label, StorageError if it can't be read.
     """
 
     def __init__(self, records: Records, param: Transform, network: NetworkInput, options: LoaderOptions) -> None:
         self._records, self._param, self._network, self._memory = records, param, network, options.memory
-        # A JPEG that AUTO decodes at a reduced scale has other pixels than one that is reduced from its full size: this transform neither
-        # puts JPEGs into memory, nor takes another stage's. A function of the user's (`python`) gets whole images.
+        # A JPEG decoded at a reduced scale by AUTO has other pixels than one reduced from its full size: this transform neither puts JPEGs
+        # into memory, nor uses another stage's. A user's function (`python`) gets whole images.
         geometries = (param.random_resize, param.random_aspect_ratio, param.random_resized_crop)
         reduces = any(geometry and geometry.interp_mode is InterpMode.AUTO for geometry in geometries)
         self._keeps_jpegs = not reduces or param.python is not None
@@ -163,14 +153,14 @@ class Pictures:
         self._size = mean.shape[:2] if mean is not None else None
 
     def expect(self, indices: list[int]) -> None:
-        """These records will be used soon."""
+        """Prepare for using these records soon."""
         memory = self._memory
         if memory is not None:
             indices = [i for i in indices if not memory.has(i, self._keeps_jpegs)]
         self._records.expect(indices)
 
     def open(self, i: int) -> tuple[Picture, int]:
-        """Record i's picture, its pixels not yet decoded unless they are in memory, and its label."""
+        """Return record i's picture, decoded only if it is in memory, and its label."""
         memory, network = self._memory, self._network
         if memory is not None and memory.has(i, self._keeps_jpegs):
             label = i if network.numbered else int(memory.labels[i])
@@ -184,9 +174,9 @@ class Pictures:
         except DataError as error:
             raise self._placed(i, error) from None
         label = i if network.numbered else fields.label
-        # An ignored label may be -1, by which a Datum says that it has several.
+        # An ignored label may be -1, which also marks several labels.
         if not network.numbered and (label != network.ignored or (fields.several and fields.floats)):
-            self._check(i, label, ("the Datum has" if fields.floats else _MINUS_ONE) if fields.several else "")
+            self._check(i, label, fields.several)
         if memory is not None and memory.fits(picture) and (self._keeps_jpegs or not picture.reducible):
             image = self.decode(i, picture)
             memory.keep(i, image, label, jpeg=picture.reducible)
@@ -194,41 +184,39 @@ class Pictures:
         return picture, label
 
     def require_mean(self, picture: Picture) -> None:
-        """DataError, without a place, where the transform's mean image is of another size."""
-        if self._size not in (None, (picture.height, picture.width)):
-            assert self._size is not None
+        """Raise DataError if the transform's mean image has another size."""
+        if self._size is not None and self._size != (picture.height, picture.width):
             raise DataError(
                 f"the record is {picture.height} x {picture.width}, and `mean_file` {self._size[0]} x {self._size[1]}",
                 "a mean image is for records of its size: write `mean_value` for others",
             )
 
     def finish(self, i: int, picture: Picture, draw: Draw, out: Image | None = None) -> Image:
-        """The finished image, in `out` where that is given; `pixels.finish`."""
+        """Return the finished image, in `out` if it is passed, as `pixels.finish`."""
         shrunk = pixels.shrink(draw, picture.height, picture.width) if picture.reducible else 1
         return pixels.finish(self.decode(i, picture, pixels.region(draw), shrunk), draw, out, shrunk)
 
-    def place(self, i: int) -> str:
-        """Record i, as a message names it."""
+    def name(self, i: int) -> str:
+        """Return record i's name for messages."""
         return f"{self._records.name}: record `{printable(self._records.key(i))}`"
 
     def _placed(self, i: int, error: DataError) -> DataError:
-        return DataError(f"{self.place(i)}: {error.message}", error.hint)
+        return DataError(f"{self.name(i)}: {error.message}", error.hint)
 
-    def _check(self, i: int, label: int, several: str = "") -> None:
-        """DataError for a label that training can't take. `several`: what has several, or none."""
+    def _check(self, i: int, label: int, several: bool = False) -> None:
+        """Raise DataError for a label that training can't use."""
         error = wrong_label(label, self._network.num_classes)
         if several:
             error = DataError(
-                f"{several} several labels, or none, in float_data",
-                'one label alone counts from 0; for several write `labels: "float_data"` beside `source`',
+                "the label is -1, below 0, or the Datum has several labels, or none, in float_data",
+                'one label alone counts from 0; for several write `labels: "float_data"` next to `source`',
             )
-        if error is not None and label in self._network.by_some:
-            error = DataError(error.message, _BY_SOME)
+
         if error is not None:
             raise self._placed(i, error)
 
     def decode(self, i: int, picture: Picture, part: Rectangle | None = None, shrunk: int = 1) -> Image:
-        """Record i's picture, by default the whole at its full size."""
+        """Decode record i's picture, by default the whole at its full size."""
         try:
             return picture.decode(part, shrunk)
         except DataError as error:
@@ -236,7 +224,7 @@ class Pictures:
 
 
 def finished_size(draw: Draw, picture: Picture) -> tuple[int, int]:
-    """(height, width) of what the draw makes of the picture."""
+    """Return (height, width) of the finished image."""
     if draw.crop is not None:
         return draw.crop.height, draw.crop.width
     return draw.size or (picture.height + 2 * draw.pad, picture.width + 2 * draw.pad)

@@ -1,8 +1,7 @@
-"""What was decided about an image, and its carrying out: cutting, padding, resizing, flipping.
+"""Drawn transforms and their application: cutting, padding, resizing, flipping.
 
-Pixels: what cv2 5.0 makes of Caffe's drawn numbers (400 pictures, CUBIC to 224 x 224) is what Caffe made of them, bit
-for bit, as long as OpenCV doesn't use Intel's IPP. With IPP, which is there on some machines only, 2 to 4 % of the
-values are off by one. `_resize` therefore turns it off.
+From Caffe's drawn numbers cv2 5.0 makes Caffe's pixels (400 pictures, CUBIC to 224 x 224), bit for bit, unless OpenCV uses Intel's IPP.
+With IPP, which only some machines have, 2 to 4 % of the values are off by one, so `_resize` turns it off.
 """
 
 import functools
@@ -28,17 +27,17 @@ _OPENCV = {
     InterpMode.CUBIC: cv2.INTER_CUBIC,
     InterpMode.LANCZOS4: cv2.INTER_LANCZOS4,
 }
-# LINEAR looks at the two nearest pixels each way: from here on AUTO takes AREA, which looks at all.
+# LINEAR reads the two nearest pixels each way: from this reduction on AUTO takes AREA, which reads all.
 _AUTO_AREA_FROM = 1.5
 
 _thread = threading.local()
-# OpenCV works in the thread that calls it: its own would be in the way of the loader's. The pixels are the same.
+# OpenCV works in the calling thread: its threads would disturb the loader's. The pixels are the same.
 cv2.setNumThreads(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """All that is decided about one image, in the order in which it is done.
+    """The drawn transform of one image, in the order of its steps.
 
     `pad` pixels on each side; `part` cut out (None: all of it); resized to `size` = (height, width) (None: not at all);
     `crop` cut out (None: all of it); flipped left and right. `cutout`, of the finished image, is for
@@ -56,17 +55,17 @@ class Draw:
 
 
 def region(draw: Draw) -> Rectangle | None:
-    """The only part of the source image that is used; None: all of it."""
+    """Return the part of the source image that is used; None: all of it."""
     if draw.pad:
         return None
     return draw.crop if draw.part is None and draw.size is None else draw.part
 
 
 def shrink(draw: Draw, height: int, width: int) -> int:
-    """1, 2, 4 or 8: a JPEG of height x width may be decoded at 1 / so much of its size (`scaled` in libjpeg) for this draw.
+    """Return n of 1, 2, 4 or 8: a JPEG of height x width may be decoded at 1 / n of its size (`scaled` in libjpeg) for this draw.
 
-    More than 1 for interp_mode AUTO alone, where each side of what is resized is at least so many times as long as it is to be.
-    Other images have no such scale: for them AUTO is LINEAR or AREA from their full size, which gives slightly other pixels.
+    More than 1 only for interp_mode AUTO, if each side is at least n times its final length. Other images have no such scale: for them
+    AUTO is LINEAR or AREA from their full size, which gives slightly other pixels.
     """
     if draw.interp_mode is not InterpMode.AUTO or draw.size is None or draw.pad:
         return 1
@@ -79,17 +78,16 @@ def shrink(draw: Draw, height: int, width: int) -> int:
 
 
 def apply(image: Image, draw: Draw) -> Image:
-    """uint8[height, width, channels] -> uint8[height', width', channels]; the result may be a view of the image."""
+    """Transform uint8[height, width, channels]; the result may be a view of the image."""
     part = region(draw)
     return finish(cut(image, part) if part else image, draw)
 
 
 def finish(image: Image, draw: Draw, out: Image | None = None, shrunk: int = 1) -> Image:
-    """The finished image of what `region` says, decoded at 1 / `shrunk` of its size.
+    """Return the finished image from its `region`, decoded at 1 / `shrunk` of its size.
 
     `image` is uint8[height, width, channels]: the region's rows and columns, each divided by `shrunk` and rounded down. The
-    result is `out` where it is given (uint8, C-contiguous, of the finished shape), else it may be a view of `image`. ValueError if
-    a shape is not as it must be.
+    result is `out` (uint8, C-contiguous, of the finished shape), or without it perhaps a view of `image`. ValueError for a wrong shape.
     """
     part = region(draw)
     if part is not None and image.shape[:2] != (part.height // shrunk, part.width // shrunk):
@@ -121,7 +119,7 @@ def finish(image: Image, draw: Draw, out: Image | None = None, shrunk: int = 1) 
 
 
 def _scratch(shape: tuple[int, ...]) -> Image:
-    """This thread's own array, valid until its next call: fresh memory costs as much as the flip out of it."""
+    """Return this thread's array, valid until its next call: fresh memory costs as much as the flip."""
     if not hasattr(_thread, "scratch"):
         _thread.scratch = Scratch()
     image: Image = _thread.scratch.of(math.prod(shape)).reshape(shape)
@@ -140,7 +138,7 @@ def _pad(image: Image, pad: int, mode: PadMode) -> Image:
 
 
 def _resize(image: Image, size: tuple[int, int], mode: InterpMode, out: Image | None) -> Image:
-    """uint8[*size, channels], in `out` if that is given."""
+    """Return uint8[*size, channels], in `out` if it is passed."""
     shape = (*size, image.shape[2])
     if out is not None and out.shape != shape:
         raise ValueError(f"an image of {shape} does not fit into {out.shape}")
@@ -152,13 +150,13 @@ def _resize(image: Image, size: tuple[int, int], mode: InterpMode, out: Image | 
     if mode is InterpMode.AUTO:
         shrunk = max(image.shape[0] / size[0], image.shape[1] / size[1])
         mode = InterpMode.LINEAR if shrunk < _AUTO_AREA_FROM else InterpMode.AREA
-    # Each thread has this setting of its own: made here, it holds whoever calls.
+    # This setting is per thread, so it is set for each call.
     cv2.ipp.setUseIPP(False)
     cv2.resize(image, (size[1], size[0]), dst=out, interpolation=_OPENCV[mode])
     return out
 
 
-# -- Pillow's BILINEAR: each pixel of the result is a mean of all that it covers, with weights that fall linearly to its neighbours.
+# -- Pillow's BILINEAR: each pixel of the result is a mean of all pixels that it covers, with weights that fall linearly to its neighbours.
 #
 # The method is Pillow's (python-pillow/Pillow: src/libImaging/Resample.c): weights in 64-bit floating point, rounded to 22 bits; first
 # across, then down, rounded to 8 bits in between. Pillow from 13 on sometimes goes down first; here the order stays. With the extra `fast`
@@ -176,7 +174,7 @@ _once = threading.Lock()
 
 
 def antialias(image: Image, out: Image) -> None:
-    """`out`, uint8[height, width, channels] and C-contiguous, becomes the whole of `image`, uint8[height', width', channels]."""
+    """Resize uint8[height', width', channels] to `out`, uint8[height, width, channels], C-contiguous."""
     with _once:
         along = _compiled()
     if along is None:
@@ -188,13 +186,13 @@ def antialias(image: Image, out: Image) -> None:
 def _by_pillow(image: Image, out: Image) -> None:
     height, width, channels = out.shape
     picture = PIL.Image.fromarray(image[:, :, 0] if channels == 1 else image)
-    for size in ((width, picture.height), (width, height)):  # one at a time: then the order is ours
+    for size in ((width, picture.height), (width, height)):  # one at a time, to fix the order
         picture = picture.resize(size, PIL.Image.Resampling.BILINEAR)
     out[...] = np.asarray(picture, np.uint8).reshape(out.shape)
 
 
 def _by(along: _Along, image: Image, out: Image) -> None:
-    """Both passes go down the columns of memory, where the processor takes 16 pixels at a time: so the first one is transposed."""
+    """Resize by two passes down the columns of memory, 16 pixels at a time: the first one is transposed."""
     height, width, channels = image.shape
     new_height, new_width, _ = out.shape
     turned = np.empty((width, height, channels), np.uint8)
@@ -208,7 +206,7 @@ def _by(along: _Along, image: Image, out: Image) -> None:
 
 @functools.cache
 def _compiled() -> _Along | None:
-    """None where numba isn't, can't be used with this Python or numpy, or where its pixels aren't Pillow's."""
+    """Compile `_along`; None without a working numba, or if its pixels differ from Pillow's."""
     try:
         import numba
         from numba.core import types
@@ -216,13 +214,13 @@ def _compiled() -> _Along | None:
         read = types.Array(types.uint8, 2, "C", readonly=True)  # takes writable arrays too
         # Not kept on disk: numba would do so with pickle. 0.4 seconds in each process that resizes in this way.
         along: _Along = numba.njit(types.void(read, types.Array(types.uint8, 2, "C")), nogil=True)(_along)
-    except Exception:  # numba has many ways to say that it doesn't go with this numpy, Python or machine
+    except Exception:  # numba raises many kinds of errors if it doesn't fit this numpy, Python or machine
         return None
     return along if _same_pixels(along) else None
 
 
 def _same_pixels(along: _Along) -> bool:
-    """Whether some pictures, shrunk and enlarged, are as Pillow's."""
+    """Return whether some pictures, shrunk and enlarged, equal Pillow's."""
     picture = (np.arange(61 * 47 * 3, dtype=np.uint32) * 2654435761 >> 24).astype(np.uint8).reshape(61, 47, 3)
     for height, width in ((32, 32), (7, 90), (61, 46), (1, 1)):
         ours, pillows = (np.empty((height, width, 3), np.uint8) for _ in range(2))
@@ -234,7 +232,7 @@ def _same_pixels(along: _Along) -> bool:
 
 
 def _along(source: Any, target: Any) -> None:
-    """What is compiled. `source` is uint8[n, m], `target` uint8[k, m], both with rows of m pixels."""
+    """Resize `source`, uint8[n, m], to `target`, uint8[k, m], along the first axis. It is compiled."""
     n, m = source.shape
     k = target.shape[0]
     scale = n / k
@@ -252,23 +250,6 @@ def _along(source: Any, target: Any) -> None:
         for i in range(end - first):
             rounded[i] = np.int32(0.5 + weights[i] / total * _ONE)
         to = target[row]
-        if end - first <= 4:  # in one go; what isn't there weighs nothing
-            a, b, c, d = np.int32(0), np.int32(0), np.int32(0), np.int32(0)
-            a = rounded[0]
-            if end - first > 1:
-                b = rounded[1]
-            if end - first > 2:
-                c = rounded[2]
-            if end - first > 3:
-                d = rounded[3]
-            p, q = source[first], source[min(first + 1, n - 1)]
-            r, s = source[min(first + 2, n - 1)], source[min(first + 3, n - 1)]
-            for j in range(m):
-                sum_ = np.int32(
-                    _HALF + a * np.int32(p[j]) + b * np.int32(q[j]) + c * np.int32(r[j]) + d * np.int32(s[j])
-                )
-                to[j] = np.uint8(sum_ >> _WEIGHT_BITS)
-            continue
         for j in range(m):
             sums[j] = np.int32(_HALF)
         for i in range(end - first):

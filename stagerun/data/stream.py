@@ -1,4 +1,4 @@
-"""Batches as the engine gets them, made ahead by threads, in order; and the memory that they lie in."""
+"""Batches for the engine, made ahead by threads, in order; and their reused memory."""
 
 import math
 import threading
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 class Batch:
     """`images` is uint8[n, height, width, channels], contiguous, in the order B, G, R; labels and positions are int64[n].
 
-    `cutout` is int32[n, 4], the top, left, height and width of what becomes 0 for the network; `crop` int32[n, 3], the top and left in the
-    record of what was cut out, and 1 where it was mirrored, of a transform with `mean_file`. None where the transform has no such thing.
-    The memory of `images` is used again when no one refers to the array, to a part of it or to a tensor made of it: whoever holds one of
-    these may do so as long as they like.
+    `cutout` is int32[n, 4], the top, left, height and width of the rectangle that becomes 0 for the network; `crop` int32[n, 3], the top
+    and left of the crop in the record, and 1 if it was mirrored, for a transform with `mean_file`. Else they are None. The memory of
+    `images` is reused after the last reference to the array, to a part of it or to a tensor of it is gone.
     """
 
     images: NDArray[np.uint8]
@@ -34,19 +33,18 @@ class Batch:
 
 
 class Buffers:
-    """Arrays over memory that is used again: fresh pages for each batch would cost 20 to 30 us per image of 224 x 224.
+    """Arrays over reused memory: fresh pages for each batch would cost 20 to 30 us per image of 224 x 224.
 
-    A new array is made over it each time it is lent. All that refers to the pixels refers to that array: a part of it (of a view of a view,
-    too), a memoryview, a tensor of `torch.from_numpy`. So when the array is collected no one can see the memory any more, and its callback
-    puts it back.
+    Each loan is a new array. Everything that refers to the pixels refers to that array: a part of it (a view of a view, too), a memoryview,
+    a tensor of `torch.from_numpy`. So when the array is collected, nothing can see the memory any more, and its callback returns it.
     """
 
     def __init__(self, most: int) -> None:
-        """At most `most` pieces of memory are kept for later; any number may be lent."""
+        """Keep at most `most` pieces of memory for later; any number may be lent."""
         self._free: deque[bytearray] = deque(maxlen=most)
 
     def array(self, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        """uint8[shape], contiguous, with anything in it. From any thread."""
+        """Return uint8[shape], contiguous, uninitialised. From any thread."""
         memory = self._take(math.prod(shape))
         array: NDArray[np.uint8] = np.ndarray(shape, np.uint8, buffer=memory)
         # May run in any thread, at any time: appending to a deque takes no lock that this thread could hold.
@@ -59,20 +57,20 @@ class Buffers:
                 memory = self._free.popleft()
             except IndexError:
                 return bytearray(size)
-            if len(memory) == size:  # others are of batches of another size, which the stream may have left behind
+            if len(memory) == size:  # others are of batches of a previous size
                 return memory
 
 
 CHUNK = 8  # images that a thread takes at a time
-_CHUNKS_EACH = 2  # per thread: one in the making, one to come
+_CHUNKS_EACH = 2  # per thread: one in progress, one waiting
 _THREAD = "loader"
 
 
 class Stream(Iterator[Batch]):
     """The batches of (position, count), in order, made by `loader.options.threads` threads; one more plans them ahead.
 
-    They end with the last batch, at an error, or at `close`, which waits for the images in the making. Closed by itself when
-    it is no longer referred to, and at the interpreter's exit.
+    They end with the last batch, at an error, or at `close`, which waits for the images in progress. Closed automatically after its last
+    reference is gone, and at the interpreter's exit.
     """
 
     def __init__(self, loader: "Loader", requests: Iterable[tuple[int, int]]) -> None:
@@ -102,19 +100,19 @@ class Stream(Iterator[Batch]):
 
 
 class _Work:
-    """What the threads and the consumer share."""
+    """State shared by the threads and the consumer."""
 
     def __init__(self, loader: "Loader", requests: Iterable[tuple[int, int]]) -> None:
         self._loader, self._requests = loader, iter(requests)
         self.pool = ThreadPoolExecutor(loader.options.threads, thread_name_prefix=_THREAD)
         self._changed = threading.Condition()
-        # Planned and not yet handed out: batches, and at last an error, or None.
+        # Planned and not yet returned: batches, and at last an error, or None.
         self._line: deque[tuple[Job, list[Future[None]]] | BaseException | None] = deque()
         self._images = 0  # in `_line`
         self._stopped = False
 
     def plan(self) -> None:
-        """The planner's life: it asks for the next request, which may take as long as it likes, when there is room."""
+        """Plan the next request, which may take any time, whenever the line has room. The planner's thread."""
         try:
             while self._has_room():
                 position, count = next(self._requests)
@@ -133,8 +131,8 @@ class _Work:
             self.pool.shutdown(wait=False, cancel_futures=True)
 
     def _has_room(self) -> bool:
-        """Waits until fewer than `depth` batches and one in the making are in the line; of small ones more, so that all threads have
-        work. False when the stream is closed."""
+        """Wait until the line has fewer than `depth` batches and one in progress; more of small ones, so that all threads have work.
+        False when the stream is closed."""
         enough = _CHUNKS_EACH * CHUNK * self._loader.options.threads
         with self._changed:
             self._changed.wait_for(
@@ -149,8 +147,8 @@ class _Work:
             self._changed.notify_all()
 
     def next(self) -> Batch | None:
-        """The next batch, when it is ready; None behind the last one, or when the stream is closed. Raises its error: that of its first
-        image that has one, whichever thread met its own first."""
+        """Return the next batch, when it is ready; None behind the last one, or when the stream is closed. Raise the error of its first
+        image that failed, in any order of threads."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or self._line)
             planned = None if self._stopped else self._line[0]
@@ -178,8 +176,8 @@ class _Work:
 
 def _end(work: _Work, planner: threading.Thread) -> None:
     work.stop()
-    # The garbage collector may run this in one of the threads that are to end, in the middle of anything: that one can't wait for the
-    # others, which may wait for a lock that it holds. They all end soon.
+    # The garbage collector may run this in one of the ending threads, in the middle of anything: that one can't wait for the others, which
+    # may wait for a lock that it holds. They all end soon.
     if not threading.current_thread().name.startswith(_THREAD):
         if planner.ident is not None:
             planner.join()

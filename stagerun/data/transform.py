@@ -1,8 +1,7 @@
-"""What is done to one image: `transform_param`, in Intel's and SURFsara's Caffe (`data_transformer.cpp`) and beyond it.
+"""The transform of an image: `transform_param`, as in Intel's and SURFsara's Caffe (`data_transformer.cpp`), with extensions.
 
-Two steps, so that each can be tested alone: `draw` turns an image's random numbers and size into a `pixels.Draw`, which holds
-everything that was decided; `pixels` carries it out. Mean, scale and cutout are left to the engine, on the device; colours to what it gives
-the loader. `stagerun check` makes sure that a transform is possible.
+Two steps, so that each can be tested alone: `draw` turns an image's random numbers and size into a `pixels.Draw`; `pixels` applies it. The
+engine does mean, scale and cutout on the device, and passes the change of colours to the loader. `stagerun check` checks the transform.
 
 The numbers come out the same on every machine: of floating-point arithmetic only +, -, *, / and square roots are used, whose every
 bit IEEE 754 fixes. Logarithm, sine and cosine are series here: two C libraries may differ in the last bit of theirs.
@@ -22,24 +21,24 @@ from stagerun.base.recipe import InterpMode, PadMode, RandomAspectRatio, RandomR
 from stagerun.data.jpeg import Rectangle
 from stagerun.data.pixels import Draw
 
-# Places of an image's random numbers: these four, then those of each attempt at a rectangle, then cutout's. They
-# are part of what a snapshot means: a feature that is off leaves those before it where they are.
+# Indices of an image's random numbers: these four, then the numbers of each attempt at a rectangle, then cutout's. Snapshots depend on
+# them: disabling a feature must not move the numbers of others.
 MIRROR, SIZE, TOP, LEFT, ATTEMPTS = 0, 1, 2, 3, 4
 CUTOUT_NUMBERS = 2
 
 
 def pixels_made_by() -> str:
-    """The libraries that decode and resize: another version may give other pixels."""
+    """Name the library that decodes and resizes: another version may give other pixels."""
     return f"opencv {cv2.__version__}"
 
 
 def numbers_needed(transform: Transform) -> int:
-    """Random numbers per image that `draw` may use."""
-    return cutout_place(transform) + (CUTOUT_NUMBERS if transform.cutout_size else 0)
+    """Return the count of random numbers per image for `draw`."""
+    return cutout_index(transform) + (CUTOUT_NUMBERS if transform.cutout_size else 0)
 
 
-def cutout_place(transform: Transform) -> int:
-    """Place of cutout's numbers, top and left, where there is one: behind all attempts."""
+def cutout_index(transform: Transform) -> int:
+    """Return the index of cutout's numbers, top and left: behind all attempts."""
     aspect, resized_crop = transform.random_aspect_ratio, transform.random_resized_crop
     if aspect:
         return ATTEMPTS + CAFFE_NUMBERS * aspect.max_attempt
@@ -47,7 +46,7 @@ def cutout_place(transform: Transform) -> int:
 
 
 def draw(transform: Transform, numbers: UInt64 | None, height: int, width: int) -> Draw:
-    """What is done to an image of height x width.
+    """Return the drawn transform of an image of height x width.
 
     `numbers` is uint64[numbers_needed(transform)]; None is an evaluation, which draws nothing and crops from the
     centre, (height - crop_size) // 2 pixels from the top.
@@ -57,11 +56,11 @@ def draw(transform: Transform, numbers: UInt64 | None, height: int, width: int) 
     if transform.pad_mode is PadMode.REFLECT and transform.pad >= min(height, width):
         hint = "pad_mode: REFLECT needs more pixels than `pad` on each side"
         raise _too_small((height, width), (height, width), f"pad: {transform.pad}", hint)
-    given = height, width
+    stored = height, width
     height, width = height + 2 * transform.pad, width + 2 * transform.pad
     part, size, interp_mode = _resizing(transform, numbers, height, width)
     height, width = size or (height, width)
-    crop = _crop(transform.crop_size, numbers, given, height, width)
+    crop = _crop(transform.crop_size, numbers, stored, height, width)
     if crop is not None:
         height, width = crop.height, crop.width
     return Draw(
@@ -72,14 +71,14 @@ def draw(transform: Transform, numbers: UInt64 | None, height: int, width: int) 
         interp_mode=interp_mode,
         crop=crop,
         mirror=numbers is not None and transform.mirror and randint(numbers[MIRROR], 2) == 1,
-        cutout=None if numbers is None else _cutout(transform, numbers, given, height, width),
+        cutout=None if numbers is None else _cutout(transform, numbers, stored, height, width),
     )
 
 
 def _resizing(
     transform: Transform, numbers: UInt64 | None, height: int, width: int
 ) -> tuple[Rectangle | None, tuple[int, int] | None, InterpMode]:
-    """`part`, `size` and `interp_mode` of a Draw."""
+    """Return `part`, `size` and `interp_mode` of a Draw."""
     if resize := transform.random_resize:
         choices = resize.max_size - resize.min_size + 1
         shorter = resize.min_size + (randint(numbers[SIZE], choices) if numbers is not None else 0)
@@ -95,21 +94,21 @@ def _resizing(
 
 
 def _shorter_side(height: int, width: int, shorter: int) -> tuple[int, int]:
-    """(height, width) with the shorter side of that length, in Caffe's float32 arithmetic, rounded down."""
+    """Return (height, width) with the shorter side of that length, in Caffe's float32 arithmetic, rounded down."""
     if height < width:
         return shorter, int(np.float32(width) / np.float32(height) * np.float32(shorter))
     return int(np.float32(height) / np.float32(width) * np.float32(shorter)), shorter
 
 
 def _crop(
-    side: int | None, numbers: UInt64 | None, given: tuple[int, int], height: int, width: int
+    side: int | None, numbers: UInt64 | None, stored: tuple[int, int], height: int, width: int
 ) -> Rectangle | None:
-    """A square of an image that was given as `given`, and is height x width by now."""
+    """Return a square of an image that was `stored` in one size, and is height x width now."""
     if side is None:
         return None
     if height < side or width < side:
         raise _too_small(
-            given,
+            stored,
             (height, width),
             f"crop_size: {side}",
             f"lower `crop_size`, resize first (`random_resize_param`, or `stagerun data import --resize-shorter {side}`), or leave "
@@ -120,32 +119,34 @@ def _crop(
     return Rectangle(randint(numbers[TOP], height - side + 1), randint(numbers[LEFT], width - side + 1), side, side)
 
 
-def _cutout(transform: Transform, numbers: UInt64, given: tuple[int, int], height: int, width: int) -> Rectangle | None:
-    """A square inside the finished image, each place as likely, as in cifar10-fast (davidcpage/cifar10-fast: core.py)."""
+def _cutout(
+    transform: Transform, numbers: UInt64, stored: tuple[int, int], height: int, width: int
+) -> Rectangle | None:
+    """Return a square inside the finished image, evenly distributed, as in cifar10-fast (davidcpage/cifar10-fast: core.py)."""
     side = transform.cutout_size
     if not side:
         return None
     if height < side or width < side:
-        hint = "lower `cutout_size`: the square lies inside the image"
-        raise _too_small(given, (height, width), f"cutout_size: {side}", hint)
-    top, left = numbers[(place := cutout_place(transform)) : place + CUTOUT_NUMBERS].tolist()
+        hint = "lower `cutout_size`: the square must fit inside the image"
+        raise _too_small(stored, (height, width), f"cutout_size: {side}", hint)
+    top, left = numbers[(index := cutout_index(transform)) : index + CUTOUT_NUMBERS].tolist()
     return Rectangle(randint(top, height - side + 1), randint(left, width - side + 1), side, side)
 
 
-def _too_small(given: tuple[int, int], now: tuple[int, int], setting: str, hint: str) -> DataError:
-    was = f"{given[0]} x {given[1]} pixels (height x width)"
-    by_now = f", {now[0]} x {now[1]} pixels once padded, resized and cut" if now != given else ""
+def _too_small(stored: tuple[int, int], now: tuple[int, int], setting: str, hint: str) -> DataError:
+    was = f"{stored[0]} x {stored[1]} pixels (height x width)"
+    by_now = f", {now[0]} x {now[1]} pixels once padded, resized and cut" if now != stored else ""
     return DataError(f"the image is {was}{by_now}, too small for {setting}", hint)
 
 
-# -- `draw` for a whole batch of images of one size at once: for transforms that only pad, cut and mirror. The same numbers give the same
-# places; the tests compare the two.
+# -- `draw` for a whole batch of images of one size: for transforms that only pad, cut and mirror. The same numbers give the same
+# positions; the tests compare the two.
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Where n images are cut: the rectangle of height x width at `top`, `left` (int64[n], of the padded image) is cut out and mirrored
-    where `mirror` (bool[n]) says so. `cutout` is as in a Batch."""
+class Crops:
+    """Crops of n images: the rectangle of height x width at `top`, `left` (int64[n], of the padded image), mirrored if `mirror`
+    (bool[n]). `cutout` is as in a Batch."""
 
     height: int
     width: int
@@ -155,17 +156,14 @@ class Places:
     cutout: NDArray[np.int32] | None = None
 
 
-def only_places(param: Transform) -> bool:
-    """Whether the transform decides nothing but places, and what the device does anyway."""
+def only_crops(param: Transform) -> bool:
+    """Return whether the loader's part of the transform only pads, crops and mirrors."""
     resizes = param.random_resize or param.random_aspect_ratio or param.random_resized_crop
     return not (resizes or param.changes_colours or param.python or param.mean_file)
 
 
-def draw_places(param: Transform, numbers: UInt64, height: int, width: int) -> Places:
-    """For images of height x width; `numbers` is uint64[n, transform.numbers_needed(param)], n of 1 or more.
-
-    DataError as in `draw`.
-    """
+def draw_crops(param: Transform, numbers: UInt64, height: int, width: int) -> Crops:
+    """Draw for images of height x width; `numbers` is uint64[n, numbers_needed(param)], n of 1 or more. DataError as in `draw`."""
     draw(param, numbers[0], height, width)  # reports an image that is too small
     high, wide = height + 2 * param.pad, width + 2 * param.pad
     side = param.crop_size
@@ -174,11 +172,11 @@ def draw_places(param: Transform, numbers: UInt64, height: int, width: int) -> P
         top, left = (_below(numbers[:, TOP], high - side + 1), _below(numbers[:, LEFT], wide - side + 1))
         high = wide = side
     mirror = _below(numbers[:, MIRROR], 2) == 1 if param.mirror else np.zeros(len(numbers), np.bool_)
-    return Places(high, wide, top, left, mirror, _cutouts(param, numbers, high, wide))
+    return Crops(high, wide, top, left, mirror, _cutouts(param, numbers, high, wide))
 
 
 def _below(numbers: UInt64, n: int) -> NDArray[np.int64]:
-    """`order.randint` of each."""
+    """Return `order.randint` of each."""
     return (numbers % np.uint64(n)).astype(np.int64)
 
 
@@ -186,10 +184,10 @@ def _cutouts(param: Transform, numbers: UInt64, height: int, width: int) -> NDAr
     side = param.cutout_size
     if not side:
         return None
-    place = cutout_place(param)
+    index = cutout_index(param)
     cutout = np.full((len(numbers), 4), side, np.int32)
-    cutout[:, 0] = _below(numbers[:, place], height - side + 1)
-    cutout[:, 1] = _below(numbers[:, place + 1], width - side + 1)
+    cutout[:, 0] = _below(numbers[:, index], height - side + 1)
+    cutout[:, 1] = _below(numbers[:, index + 1], width - side + 1)
     return cutout
 
 
@@ -206,7 +204,7 @@ _STEPS = 1 << _STEP_BITS
 
 
 def caffe_rectangle(param: RandomAspectRatio, numbers: UInt64, height: int, width: int) -> Rectangle | None:
-    """The first rectangle that fits, or None: sqrt(area) * c high, sqrt(area) / c wide, or the other way round.
+    """Return the first rectangle that fits, or None: sqrt(area) * c high, sqrt(area) / c wide, or vice versa.
 
     float32 throughout, as in Caffe (`data_transformer.cpp`), so that the same numbers drawn give the same rectangle. A side of 0
     pixels (images of a few pixels) doesn't fit; Caffe's resize stops there. `numbers` is uint64[CAFFE_NUMBERS * max_attempt].
@@ -227,13 +225,13 @@ def caffe_rectangle(param: RandomAspectRatio, numbers: UInt64, height: int, widt
 
 
 def thousandths(number: int, low: np.float32, high: np.float32) -> np.float32:
-    """One of low, low + 0.001, ... up to high, evenly; the number of steps is rounded down as Caffe does it."""
+    """Draw one of low, low + 0.001, ... up to high, evenly; the number of steps is rounded down as in Caffe."""
     steps = int((high - low) * _THOUSAND + np.float32(1))
     return np.float32((np.float32(randint(number, steps)) + low * _THOUSAND) / _THOUSAND)
 
 
 def torchvision_rectangle(param: RandomResizedCrop, numbers: UInt64, height: int, width: int) -> Rectangle:
-    """The first rectangle that fits, else the largest one of an allowed aspect ratio, at the centre.
+    """Return the first rectangle that fits, else the largest one of an allowed aspect ratio, at the centre.
 
     The distribution of torchvision's `RandomResizedCrop.get_params`: area drawn evenly, logarithm of width / height drawn evenly,
     sides rounded (halves to even), place drawn evenly. `numbers` is uint64[TORCHVISION_NUMBERS * max_attempt].
@@ -256,7 +254,7 @@ def torchvision_rectangle(param: RandomResizedCrop, numbers: UInt64, height: int
 
 @functools.lru_cache(maxsize=64)
 def _ratios(low: float, high: float) -> tuple[list[float], list[float]]:
-    """low * (high / low) ** (k / 2**20) is coarse[k >> 10] * fine[k & 1023].
+    """Return coarse, fine: low * (high / low) ** (k / 2**20) is coarse[k >> 10] * fine[k & 1023].
 
     (high / low) ** 2**-n is the n-th square root of square roots, and other exponents are products of these.
     """
@@ -268,7 +266,7 @@ def _ratios(low: float, high: float) -> tuple[list[float], list[float]]:
 
 
 def _powers(start: float, roots: list[float]) -> list[float]:
-    """start times the roots that the bits of 0, 1, 2 ... choose, the first root by the highest bit."""
+    """Multiply start by the roots that the bits of 0, 1, 2 ... select, the first root by the highest bit."""
     powers = [start]
     for root in roots:
         powers = [p for power in powers for p in (power, power * root)]

@@ -1,16 +1,16 @@
-"""What is done to an image's colours at random, by torchvision's own functions on Pillow images.
+"""Random changes of an image's colours, by torchvision's functions on Pillow images.
 
 RandAugment (Cubuk et al., arXiv:1909.13719) and TrivialAugment (Mueller and Hutter, arXiv:2103.10158) are torchvision's with their ranges
-(pytorch/vision: torchvision/transforms/autoaugment.py) and its defaults: pixels are not interpolated, and what comes in from
-outside is black. Only the drawing is not torchvision's: all that is decided comes of the numbers that an image is given, so that
-it is the same whichever thread or worker makes the image. Nothing here touches torch's or Python's own random states.
+(pytorch/vision: torchvision/transforms/autoaugment.py) and its defaults: pixels are not interpolated, and pixels from outside are black.
+Only the drawing differs: every decision follows from the image's random numbers, the same in any thread or worker. The random states of
+torch and Python stay as they are.
 """
 
-import functools
 import importlib.metadata
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, lru_cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,8 +31,8 @@ BINS = 31  # steps from no effect to the strongest, of both policies
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """`change` takes torchvision's functions, a picture and a magnitude. The other fields are what the magnitudes of the two policies go to;
-    they start without effect. `signed`: half of them are negative."""
+    """`change` takes torchvision's functions, a picture and a magnitude. `randaugment` and `trivial` are the policies' largest magnitudes;
+    the smallest has no effect. `signed`: half of them are negative."""
 
     change: Callable[[Any, Image.Image, float], Image.Image]
     randaugment: float = 0.0
@@ -41,13 +41,13 @@ class Operation:
 
 
 def _sheared(f: Any, picture: Image.Image, across: float, down: float) -> Image.Image:
-    """About the corner, by the tangent itself."""
+    """Shear about the corner, by the tangent itself."""
     shear = [math.degrees(math.atan(across)), math.degrees(math.atan(down))]
     return f.affine(picture, 0.0, [0, 0], 1.0, shear, center=[0, 0])  # type: ignore[no-any-return]
 
 
-# torchvision's 14 operations, in its order. Of translations RandAugment's is a part of the picture's side, TrivialAugment's
-# counts pixels; of Posterize it is bits that are dropped, of 8; of Solarize what the threshold falls by, from 255.
+# torchvision's 14 operations, in its order. RandAugment translates by a part of the picture's side, TrivialAugment by pixels; Posterize
+# drops bits, of 8; Solarize lowers the threshold from 255.
 OPERATIONS = {
     "Identity": Operation(lambda f, p, m: p),
     "ShearX": Operation(lambda f, p, m: _sheared(f, p, m, 0.0), 0.3, 0.99, True),
@@ -68,10 +68,7 @@ _NAMES = tuple(OPERATIONS)
 
 
 class Augment:
-    """Changes colours of images in B, G, R. `numbers`: how many random ones an image needs.
-
-    May be called from several threads at once: nothing is remembered but tables.
-    """
+    """Changes colours of images in B, G, R; thread safe. `numbers`: random numbers that an image needs."""
 
     def __init__(self, numbers: int, step: Step) -> None:
         self.numbers = numbers
@@ -86,18 +83,18 @@ class Augment:
 
 
 def colours_made_by() -> str:
-    """The libraries that change colours: other versions may give other pixels."""
+    """Return the libraries that change colours: other versions may give other pixels."""
     return f"torchvision {importlib.metadata.version('torchvision')}, pillow {PIL.__version__}"
 
 
 def make_augment(transform: Transform) -> Augment | None:
-    """What the transform does to colours; None where it leaves them alone."""
+    """Return the transform's changes of colours, or None."""
     if not transform.changes_colours:
         return None
-    _functional()  # imported here and not by the first of several threads
+    _functional()  # import it now, not in one of several threads
     if transform.rand_augment:
-        return Augment(2 * transform.rand_augment.num_ops, functools.partial(rand_augment, transform.rand_augment))
-    return Augment(TRIVIAL_NUMBERS, trivial_augment)
+        return Augment(2 * transform.rand_augment.num_ops, partial(rand_augment, transform.rand_augment))
+    return Augment(3, trivial_augment)  # the operation, its strength, its sign
 
 
 def rand_augment(settings: RandAugment, picture: Image.Image, numbers: UInt64) -> Image.Image:
@@ -110,37 +107,33 @@ def rand_augment(settings: RandAugment, picture: Image.Image, numbers: UInt64) -
     return picture
 
 
-# Numbers of TrivialAugment: the operation, its strength, its sign.
-TRIVIAL_NUMBERS = 3
-
-
 def trivial_augment(picture: Image.Image, numbers: UInt64) -> Image.Image:
     name = _NAMES[randint(numbers[0], len(_NAMES))]
     strengths = magnitudes(name, OPERATIONS[name].trivial, BINS)
     return operate(picture, name, strengths[randint(numbers[1], BINS)], numbers[2])
 
 
-@functools.lru_cache(1024)
+@lru_cache(1024)
 def magnitudes(name: str, end: float, bins: int) -> tuple[float, ...]:
-    """The `bins` magnitudes of an operation, by torch's own arithmetic in 32 bits, which decides how they are rounded."""
+    """Return the `bins` magnitudes of an operation, by torch's arithmetic in 32 bits, which decides how they are rounded."""
     if name == "Posterize":
-        found = 8 - (torch.arange(bins) / ((bins - 1) / end)).round()
+        values = 8 - (torch.arange(bins) / ((bins - 1) / end)).round()
     elif name == "Solarize":
-        found = torch.linspace(end, 0.0, bins)
+        values = torch.linspace(end, 0.0, bins)
     else:
-        found = torch.linspace(0.0, end, bins)
-    return tuple(found.tolist())
+        values = torch.linspace(0.0, end, bins)
+    return tuple(values.tolist())
 
 
 def operate(picture: Image.Image, name: str, magnitude: float, sign: int) -> Image.Image:
-    """One operation. An odd `sign` turns the magnitude of a signed one round."""
+    """Apply an operation. An odd `sign` negates the magnitude of a signed one."""
     operation = OPERATIONS[name]
     if operation.signed and randint(sign, 2):
         magnitude = -magnitude
     return operation.change(_functional(), picture, magnitude)
 
 
-@functools.cache
+@cache
 def _functional():  # type: ignore[no-untyped-def]
-    """torchvision.transforms.functional; imported where colours are changed, since it takes a second."""
+    """Return torchvision.transforms.functional; imported only if colours are changed, since it takes a second."""
     return torchvision_part("torchvision.transforms.functional")

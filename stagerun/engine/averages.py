@@ -1,4 +1,4 @@
-"""What is averaged beside training: BatchNorm's running statistics, gathered from every logical worker and moved once per iteration or,
+"""Averages during training: BatchNorm's running statistics, gathered from every logical worker and moved once per iteration or,
 as Caffe does, once per pass, and a running average of the weights."""
 
 from collections.abc import Iterator, Sequence
@@ -17,9 +17,8 @@ class BatchStatistics:
     """The batch and running statistics of all BatchNorm layers of a model, each kind as one flat vector [n].
 
     The layers' buffers become views into the vectors, so make this after the model has its device and dtype. Layers that have the same
-    moving_average_fraction and have seen as many passes move together. Layers that were drawn anew, or were frozen before, go on from
-    what they are. One that the network's own `train` keeps in evaluation mode stays.
-    """
+    moving_average_fraction and have seen as many passes move together. Reinitialised layers, and layers that were frozen before, continue
+    from their values. A layer that the network's `train` keeps in evaluation mode stays."""
 
     def __init__(self, model: nn.Module, frozen: Sequence[nn.Module] = ()) -> None:
         """`frozen`: layers whose statistics don't move."""
@@ -30,8 +29,8 @@ class BatchStatistics:
         model.train()
         self.layers = [layer for layer in layers if layer.training]
         model.train(was)
-        # Kept here: in a forward pass, which may run in another thread than `move`, a layer with a forward of its own has a copy in the
-        # counter's place.
+        # Kept here: in a forward pass, which may run in another thread than `move`, a layer with a custom forward replaces the counter by a
+        # copy.
         self._counters = [layer.num_batches_tracked for layer in self.layers]
         self._seen: list[int] = []  # passes, by layer
         self._last_passes: list[int] = []
@@ -52,28 +51,27 @@ class BatchStatistics:
             start = stop
 
     def to_training(self) -> None:
-        """The model in the mode of training, but for what is frozen."""
+        """Put the model in training mode, except for frozen layers."""
         self.model.train()
         for layer in self.frozen:
             layer.eval()
 
     @torch.no_grad()
     def forget(self) -> None:
-        """After an iteration that failed: a forward pass adds its statistics to 0 times the last ones, and 0 times infinity is
-        not a number."""
+        """Clear the statistics of a failed iteration: a forward pass adds its statistics to 0 times the last ones, and 0 times infinity
+        is not a number."""
         self.batch.zero_()
 
     def once_more(self) -> None:
-        """The next move is that of another replica, for the same iteration; its buffers are in place."""
+        """Prepare the next move for another replica and the same iteration; its buffers are in place."""
         self._seen = [n - k for n, k in zip(self._seen, self._last_passes, strict=True)]
 
     @torch.no_grad()
     def share_of(self, worker: int, logical_workers: int) -> Tensor:
-        """[n]: what logical worker `worker` adds to the sum that `move` is to get, from its last forward pass.
+        """Return [n]: the addend of logical worker `worker`, from its last forward pass, for the sum that `move` takes.
 
         With k passes in an iteration, of as many workers each in their order, A below becomes f^k * A + the sum of f^(k-1-i) * x_i, x_i the
-        mean over the workers of pass i. So workers of a later pass weigh more; their weights have the mean 1.
-        """
+        mean over the workers of pass i. So workers of a later pass weigh more; their weights have the mean 1."""
         weights = [_share(layer, worker, logical_workers) for layer in self.layers]
         if all(weight == 1 for weight in weights):
             return self.batch
@@ -82,11 +80,10 @@ class BatchStatistics:
 
     @torch.no_grad()
     def move(self, total: Tensor, logical_workers: int) -> None:
-        """Running statistics one iteration on. `total` float64 [n]: `share_of` summed over the logical workers.
+        """Move the running statistics by an iteration. `total` float64 [n]: `share_of` summed over the logical workers.
 
         Caffe keeps A = f*A + x and c = f*c + 1 and reads A/c, with f the moving_average_fraction. After t passes
-        c = (1 - f^t) / (1 - f), so that A/c moves by (x - A/c) * (1 - f^k) / (1 - f^t) in an iteration of k: the first x counts whole.
-        """
+        c = (1 - f^t) / (1 - f), so that A/c moves by (x - A/c) * (1 - f^k) / (1 - f^t) in an iteration of k: the first x counts whole."""
         if not self.layers:
             return
         if not self._seen:  # read once, after any restoring, because on a GPU it waits for the device
@@ -117,7 +114,7 @@ def _share(layer: KeptStatistics, worker: int, logical_workers: int) -> float:
 
 
 def _weight(fraction: float, seen: int, passes: int) -> float:
-    """That of the newest iteration's passes, of so many; with a fraction of 1 all count alike."""
+    """Return the weight of the newest iteration's passes among all `seen`; with a fraction of 1 all count alike."""
     return passes / seen if fraction == 1 else (1 - fraction**passes) / (1 - fraction**seen)
 
 
@@ -126,8 +123,7 @@ class Average:
     average = decay*average + (1-decay)*w, once every `interval` iterations. The decay is the same from the first step on.
 
     `tensors` are the copies, by the names of the model's state_dict. Make this after the model has its device, dtype and
-    BatchStatistics: its tensors are looked up once.
-    """
+    BatchStatistics: its tensors are looked up once."""
 
     def __init__(self, model: nn.Module, decay: float, interval: int) -> None:
         self.decay, self.interval = decay, interval
@@ -135,24 +131,24 @@ class Average:
         self.tensors: dict[str, Tensor] = {k: t.clone() for k, t in self._live.items()}
 
     def restart(self) -> None:
-        """The average is what the weights are now."""
+        """Set the average to the current weights."""
         _copy(self._live, self.tensors)
 
     @torch.no_grad()
     def follow(self, iter: int) -> None:
-        """After the update that made the stage's iteration `iter`."""
+        """Move the average after the update that made the stage's iteration `iter`."""
         if iter % self.interval == 0:
             torch._foreach_lerp_(list(self.tensors.values()), list(self._live.values()), 1 - self.decay)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model has the averaged weights inside, and exactly its own again outside, whatever happens in between."""
-        own = {k: t.clone() for k, t in self._live.items()}
+        """Give the model the averaged weights inside the context, and exactly the trained ones afterwards, even after an exception."""
+        trained = {k: t.clone() for k, t in self._live.items()}
         try:
             _copy(self.tensors, self._live)
             yield
         finally:
-            _copy(own, self._live)
+            _copy(trained, self._live)
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
-"""Where and how the arithmetic is done, and what of it the bits depend on."""
+"""The device, its arithmetic, and the environment on which the bits depend."""
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -11,21 +11,20 @@ from torch import Tensor
 
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import Precision
-from stagerun.system.machine import arithmetic
+from stagerun.system.host import arithmetic
 from stagerun.system.world import World
 
 
 def choose_device(world: World, exact: bool = False) -> torch.device:
-    """The GPU of this local rank, or the CPU where there is none. `exact`: what is trained there has the same bits after a resume; else
-    cuDNN searches for the fastest way. UsageError with fewer GPUs than workers on this node."""
+    """Return the GPU of this local rank, or the CPU without GPUs. `exact`: training has the same bits after a resume; else cuDNN searches
+    for the fastest algorithm. UsageError with fewer GPUs than workers on this node."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     if torch.cuda.device_count() < world.local_size:
         raise UsageError(
             f"{world.local_size} workers on this node, which has {torch.cuda.device_count()} GPUs for them",
-            "start one worker per GPU and node (LOCAL_WORLD_SIZE says how many there are on this one); under srun leave "
-            "out --gpus-per-task and --gpu-bind, so that each of them sees all GPUs of its node; with "
-            "CUDA_VISIBLE_DEVICES= set to nothing they train on the CPU",
+            "start one worker per GPU (LOCAL_WORLD_SIZE on each node); under srun leave out --gpus-per-task and --gpu-bind, so "
+            "that each worker sees all GPUs of its node; an empty CUDA_VISIBLE_DEVICES= trains on the CPU",
         )
     device = torch.device("cuda", world.local_rank)
     torch.cuda.set_device(device)
@@ -37,9 +36,7 @@ def choose_device(world: World, exact: bool = False) -> torch.device:
 
 
 def be_deterministic() -> None:
-    """Has cuDNN and cuBLAS take the same way each time. An operation that has only one with random bits is used all the same,
-    with torch's own warning.
-    """
+    """Make cuDNN and cuBLAS use the same algorithm each time. An operation without a deterministic one is used, with torch's warning."""
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
@@ -48,8 +45,8 @@ def be_deterministic() -> None:
 
 
 def environment(device: torch.device, workers: int, reducer: str) -> dict[str, str]:
-    """What the bits of a run depend on besides the recipe. Stored in snapshots, compared on resume."""
-    # Of torch's own loops (ATEN_CPU_CAPABILITY lowers it), and what oneDNN, which convolves, is held below, if it was.
+    """Return the facts on which a run's bits depend besides the recipe. Stored in snapshots, compared on resume."""
+    # Of torch's loops (ATEN_CPU_CAPABILITY lowers it), and the limit of oneDNN, which convolves.
     instructions = torch.backends.cpu.get_cpu_capability()
     if most := os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA"):
         instructions += f", oneDNN at most {most.upper()}"
@@ -73,62 +70,65 @@ def environment(device: torch.device, workers: int, reducer: str) -> dict[str, s
 
 
 def differences(before: dict[str, str], now: dict[str, str], elastic: bool) -> list[str]:
-    """Why a resumed run may have other bits, one sentence each; none: BIT-EXACT.
+    """Return the reasons why a resumed run may have other bits, a sentence each; none: BIT-EXACT.
 
     With `determinism: ELASTIC` the number of workers doesn't matter. A library that only some stages need (`STAGE_LIBRARIES`) is compared
-    where both need it. What an older snapshot didn't record, or one side couldn't read, is unknown.
-    """
+    if both record it. A fact that an older snapshot didn't record, or one side couldn't read, is unknown."""
     ignored = STAGE_LIBRARIES - (before.keys() & now.keys()) | ({"workers"} if elastic else set())
     names = sorted((before.keys() | now.keys()) - ignored)
     since = [n for n in names if n in RECORDED_SINCE and n not in before]
     pairs = {n: (before.get(n, "none"), now.get(n, "none")) for n in names if n not in since}
     if "unknown" in pairs.get("processor", ()):
         pairs.pop("processor flags", None)  # which come from the same place
-    found = [_reason(n, *pair, pairs) for n, pair in pairs.items() if pair[0] != pair[1] or "unknown" in pair]
-    return found + [f"{', '.join(since)}: unknown, made by a stagerun that didn't record that"] * bool(since)
+    same_flags = len(set(pairs.get("processor flags", ("", "none")))) == 1
+    reasons = []
+    for name, (old, new) in pairs.items():
+        if old == new != "unknown":
+            continue
+        reason = f"{name}: {old} -> {new}"
+        if name == "processor flags":
+            reason = f"{name}: {flags_apart(old, new)}"
+        elif name == "processor" and same_flags:
+            reason += ", with the same flags, but libraries look at the model, too"
+        reasons.append(reason)
+    if since:
+        reasons.append(f"{', '.join(since)}: unknown, made by a stagerun that didn't record that")
+    return reasons
 
 
 STAGE_LIBRARIES = {"colour library", "numpy"}  # recorded by stages that change colours, or transform images in Python
-RECORDED_SINCE = {"processor", "processor flags", "math settings"}  # what the first versions' snapshots lack
-
-
-def _reason(name: str, old: str, new: str, pairs: Mapping[str, tuple[str, str]]) -> str:
-    if name == "processor flags":
-        return f"{name}: {flags_apart(old, new)}"
-    alike = name == "processor" and len(set(pairs.get("processor flags", ("", "none")))) == 1
-    return f"{name}: {old} -> {new}" + ", with the same flags, but libraries look at the model, too" * alike
+RECORDED_SINCE = {"processor", "processor flags", "math settings"}  # the first versions' snapshots lack them
 
 
 def flags_apart(old: str, new: str) -> str:
-    """`avx512_bf16 missing, amx_tile added`: in what `processor flags` differ."""
+    """Return the differences of `processor flags`: `avx512_bf16 missing, amx_tile added`."""
     missing, added = (sorted({*a.split()} - {*b.split(), "none"}) for a, b in ((old, new), (new, old)))
     return ", ".join([*(f"{n} missing" for n in missing), *(f"{n} added" for n in added)])
 
 
 def dtype_of(precision: Precision) -> torch.dtype:
-    """dtype of weights, momentum and images."""
+    """Return the dtype of weights, momentum and images."""
     return torch.float64 if precision is Precision.FP64 else torch.float32
 
 
 def seed(value: int, device: torch.device) -> None:
-    """Seeds what a forward pass draws from on `device`, 0 <= value < 2^63.
+    """Seed the generators of a forward pass on `device`, 0 <= value < 2^63.
 
-    Not torch.manual_seed: without a GPU that formats a stack trace for later, at a tenth of a millisecond per call.
-    """
+    Not torch.manual_seed: without a GPU that formats a stack trace for later, at a tenth of a millisecond per call."""
     torch.default_generator.manual_seed(value)
     if device.type == "cuda":
         torch.cuda.manual_seed(value)
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits for what a GPU has been asked to compute, so that a clock read next shows how long it took. Not for the streams of
-    collectives: one that hangs is to be waited for where this rank is seen to wait for the others (`TorchComm`)."""
+    """Wait for a GPU's queued work, so that a clock read next shows its time. Not for the streams of collectives: a hanging one must be
+    waited for where this rank shows as waiting for the others (`TorchComm`)."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
 def moment(device: torch.device) -> Callable[[], float]:
-    """A function that gives CLOCK_MONOTONIC at the moment when `device` has done what it has been asked for so far. It waits for a GPU."""
+    """Return a function that returns CLOCK_MONOTONIC when `device` has finished its queued work. It waits for a GPU."""
     if device.type != "cuda":
         now = time.monotonic()
         return lambda: now
@@ -142,13 +142,13 @@ def moment(device: torch.device) -> Callable[[], float]:
 
 
 def to_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
-    """Copies from the host to a GPU without waiting: neither for the copy nor for what the GPU does before it."""
+    """Copy from the host to a GPU without waiting, neither for the copy nor for the GPU's queued work."""
     host = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and host.is_cpu else host.to(device)
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager:
-    """bfloat16 for forward (and so backward) with BF16; nothing otherwise."""
+    """Return a context for bfloat16 in forward (and so backward) with BF16; else an empty one."""
     if precision is Precision.BF16:
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext()

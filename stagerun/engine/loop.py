@@ -6,15 +6,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from torch import Tensor
+
 from stagerun.base.errors import Diverged
-from stagerun.base.events import Iterated, Note, NotFinite, SnapshotDue, Stopped, Synchronised, TestDue
+from stagerun.base.events import Event, Iterated, Note, NotFinite, SnapshotDue, Stopped, Synchronised, TestDue
 from stagerun.base.recipe import OnNan, Solver
 from stagerun.comm import Reducer
+from stagerun.comm.reduce import Switch
+from stagerun.comm.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT, Spans
+from stagerun.engine.device import synchronize
 from stagerun.engine.images import Batch
 from stagerun.engine.state import TrainState, finite
-from stagerun.engine.update import Arithmetic, Outcome, Pieces, hopeless, update
+from stagerun.engine.update import Arithmetic, Outcome, Pieces, Stop, hopeless, update
 from stagerun.schedule import Knobs
-from stagerun.schedule.plateau import PlateauState, follow
+from stagerun.schedule.improvement import follow_losses
 
 _OVERFLOWED = "a weight, or what is remembered of its updates, is not finite after the update"
 NOT_FINITE_HINT = "lower base_lr, lengthen the warm-up or set clip_gradients; earlier snapshots are unharmed"
@@ -22,7 +27,7 @@ NOT_FINITE_HINT = "lower base_lr, lengthen the warm-up or set clip_gradients; ea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLoop:
-    """What one rank needs to know to train a stage."""
+    """The settings of one rank for training a stage."""
 
     stage: str
     max_iter: int
@@ -52,7 +57,7 @@ def train(
     state: TrainState,
     batches: Iterator[Batch],
     reducer: Reducer,
-    stop: Callable[[], bool],
+    stop: Stop,
     left: Callable[[], float | None] = lambda: None,
 ) -> Iterator[Iterated | NotFinite | Synchronised | SnapshotDue | TestDue | Stopped | Note]:
     """Train `state` from `state.iter` to `loop.max_iter` updates. Collective; every rank yields the same events.
@@ -64,8 +69,7 @@ def train(
     goes back. With ROLLBACK, NotFinite may also follow Iterated, and `state` is then not finite.
 
     `left`: seconds in which the current iteration must be done once a stop is asked for; None: no limit. An iteration that would take longer
-    is abandoned, and Stopped replaces Iterated.
-    """
+    is abandoned, and Stopped replaces Iterated."""
     workers = loop.logical_workers
     recent = deque[float](maxlen=5)  # seconds of the last iterations in this process
     yield from overdue(loop, state)
@@ -83,11 +87,15 @@ def train(
             return
         seconds = time.monotonic() - started
         recent.append(seconds)
-        failed = _failure(loop, state, outcome.wrong, knobs, seconds, state.iter) if outcome.wrong else None
+        number = {OnNan.SKIP: state.skips + 1, OnNan.ROLLBACK: state.rollbacks + 1}.get(loop.on_nan, 1)
+        failed = failure(loop, number, outcome.wrong, knobs, seconds, state.iter) if outcome.wrong else None
         if failed is None:
             state.skips = 0
             if state.plateau.drops > before.drops:
-                yield Note(text=_drop(loop, before, state.plateau.drops, state.iter - 1))
+                at, drops = state.iter - 1, state.plateau.drops
+                old, new = loop.knobs(at, before.drops).lr, loop.knobs(at, drops).lr
+                waited = f"loss has not fallen below {before.lowest:.4g} for {at - before.since} iterations"
+                yield Note(text=f"{waited}: LR {old:.4g} -> {new:.4g} at iteration {at}")
             yield iterated(loop, state.iter, outcome, knobs, seconds)
             if outcome.met is not None:
                 yield Synchronised(stage=loop.stage, iter=state.iter, bytes=outcome.met, iterations=0, sent_bytes=0)
@@ -95,10 +103,10 @@ def train(
             ends = saves(loop, state.iter)
             if loop.on_nan is OnNan.ROLLBACK and (ends or outcome.stop) and not finite(state):
                 # The update overflowed. If a snapshot is due, fail now. Otherwise do one more iteration, whose loss will show it, and
-                # stop after that: the bits are then those of a run that no one stops.
+                # stop after that: the bits then equal an unstopped run's.
                 if not ends:
                     continue
-                failed = _failure(loop, state, _OVERFLOWED, knobs, seconds, state.iter - 1)
+                failed = failure(loop, number, _OVERFLOWED, knobs, seconds, state.iter - 1)
         elif failed.done == OnNan.SKIP.value:
             state.iter, state.skips, state.skips_in_all = state.iter + 1, failed.number, state.skips_in_all + 1
         if failed is not None:
@@ -108,9 +116,8 @@ def train(
             if failed.done == OnNan.ROLLBACK.value:
                 return
             if state.iter == loop.max_iter and state.skips_in_all >= state.iter and not loop.is_piece:
-                raise all_skipped(
-                    loop.stage, state.iter
-                )  # checked before a stop, which would save the stage as finished
+                # Checked before a stop, which would save the stage as finished.
+                raise all_skipped(loop.stage, state.iter)
         if outcome.stop:
             yield Stopped(stage=loop.stage, iter=state.iter, reason="asked to stop")
             return
@@ -170,11 +177,6 @@ def snapshot_due(loop: StageLoop, iter: int) -> bool:
     return iter in loop.branch_points or iter == loop.max_iter or due(iter, loop.snapshot, loop.max_iter)
 
 
-def _failure(loop: StageLoop, state: TrainState, what: str, knobs: Knobs, seconds: float, iter: int) -> NotFinite:
-    number = {OnNan.SKIP: state.skips + 1, OnNan.ROLLBACK: state.rollbacks + 1}.get(loop.on_nan, 1)
-    return failure(loop, number, what, knobs, seconds, iter)
-
-
 def failure(loop: StageLoop, number: int, what: str, knobs: Knobs, seconds: float, iter: int) -> NotFinite:
     """The event for the update after `iter` updates, the `number`-th failure, as `on_nan` counts them."""
     return NotFinite(
@@ -205,7 +207,7 @@ def _update(
     state: TrainState,
     pieces: Pieces,
     reducer: Reducer,
-    stop: Callable[[], bool],
+    stop: Stop,
     too_late: Callable[[int], bool],
 ) -> tuple[Outcome, Knobs]:
     """Do one update; return its outcome, and the rates that it was, or would have been, done with."""
@@ -217,7 +219,7 @@ def _update(
 
     def following(loss: float) -> Knobs:
         nonlocal now
-        now = follow(state.plateau, solver, iter, loss)
+        now = follow_losses(state.plateau, solver, iter, loss)
         return loop.knobs(iter, now.drops)
 
     outcome = move(pieces, following, reducer, loop.arithmetic, stop, too_late)
@@ -227,9 +229,65 @@ def _update(
     return outcome, loop.knobs(iter, now.drops)
 
 
-def _drop(loop: StageLoop, before: PlateauState, drops: int, iter: int) -> str:
-    old, new = loop.knobs(iter, before.drops).lr, loop.knobs(iter, drops).lr
-    return (
-        f"loss has not fallen below {before.lowest:.4g} for {iter - before.since} iterations: LR {old:.4g} -> {new:.4g} at "
-        f"iteration {iter}"
-    )
+def timed_train(
+    loop: StageLoop,
+    state: TrainState,
+    batches: Iterator[Batch],
+    reducer: Reducer,
+    stop: Stop,
+    left: Callable[[], float | None],
+    spans: Spans,
+) -> Iterator[Event]:
+    """Train as `train` does, and put the parts of each iteration into `spans`.
+
+    The clocks are around the loop's inputs and outputs, so that the loop has none. On a GPU each clock waits for the device, so that it
+    measures a part's computing and not its queueing: the parts are right, and the iteration is slower than without clocks."""
+    clocks = _Clocks(reducer, spans, state)
+    spans.stage = loop.stage
+    for event in train(loop, state, clocks.batches(batches), clocks, stop, left):
+        if isinstance(event, Iterated | NotFinite):
+            clocks.part(UPDATE)
+        yield event
+
+
+class _Clocks(Switch):
+    """A reducer that notes when a part ends: the forward pass is between a batch and `add`."""
+
+    def __init__(self, reducer: Reducer, spans: Spans, state: TrainState) -> None:
+        super().__init__(reducer)
+        self.spans, self.state, self.device = spans, state, next(state.model.parameters()).device
+        self.last = 0.0
+
+    def time(self) -> float:
+        if not self.spans.on:
+            return 0.0
+        synchronize(self.device)
+        return self.spans.clock()
+
+    def part(self, name: str) -> None:
+        """Note the part that ends now."""
+        started, self.last = self.last, self.time()
+        self.spans.add(name, started, self.last)
+
+    def batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self.part(DATA)
+            yield batch
+            # The time before, the backward pass of another batch or the preparations of the iteration, is noted already.
+            self.last = self.time()
+
+    def begin(self, iter: int = 0) -> None:
+        self.spans.iter = self.state.iter
+        super().begin(iter)
+        self.last = self.time()
+
+    def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
+        self.part(FORWARD)
+        super().add(loss, logical_worker, tail, last)
+        self.part(BACKWARD)
+
+    def finish(self) -> Tensor:
+        self.last = self.time()
+        total = super().finish()
+        self.part(WAIT)
+        return total

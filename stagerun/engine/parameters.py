@@ -1,4 +1,4 @@
-"""Which multipliers each parameter of a model has: `Solver.param` applied to names and kinds."""
+"""Multipliers of each parameter of a model: `Solver.param` applied to names and kinds."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from stagerun.base.recipe import CompressionRule, ParamKind, ParamRule
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parameter:
-    """One parameter that is trained, with its multipliers. `adapt`: whether layer-wise rates are for it."""
+    """A trained parameter with its multipliers. `adapt`: whether layer-wise rates apply to it."""
 
     name: str
     tensor: nn.Parameter
@@ -27,11 +27,10 @@ class Parameter:
 
 
 def kind_of(model: nn.Module, name: str) -> ParamKind:
-    """NORM, BIAS or WEIGHT of a parameter by its full name.
+    """Return NORM, BIAS or WEIGHT of a parameter by its full name.
 
-    WEIGHT is all that is neither of the others: embeddings, class tokens, tables of positions and scales of layers are
-    learnt maps like weights, and differ from network to network; a rule that means them names them.
-    """
+    WEIGHT is anything else: embeddings, class tokens, tables of positions and scales of layers are
+    learnt maps like weights, and differ from network to network; a rule that means them names them."""
     owner, _, last = name.rpartition(".")
     module = model.get_submodule(owner)
     if isinstance(module, BatchNorm | nn.GroupNorm | nn.LayerNorm):
@@ -45,7 +44,7 @@ Rule = TypeVar("Rule", ParamRule, CompressionRule)
 
 
 def fits(rule: ParamRule | CompressionRule, name: str, kind: ParamKind) -> bool:
-    """Whether a rule is for the parameter of that name and kind."""
+    """Return whether a rule applies to the parameter of that name and kind."""
     return fnmatchcase(name, rule.name) and rule.kind in (ParamKind.ANY, kind)
 
 
@@ -53,12 +52,9 @@ def first_that_fits(rules: Sequence[Rule], name: str, kind: ParamKind) -> Rule |
     return next((rule for rule in rules if fits(rule, name, kind)), None)
 
 
-def trained_parameters(model: nn.Module, rules: Sequence[ParamRule], freeze: Sequence[str] = ()) -> list[Parameter]:
-    """The parameters that move, in model order. Those with lr_mult 0, those that `freeze` names, and those that a network from
-    outside keeps as they are, are frozen: autograd leaves them out.
-
-    UsageError if that leaves none.
-    """
+def trained_parameters(model: nn.Module, rules: Sequence[ParamRule], freeze: Sequence[str]) -> list[Parameter]:
+    """Return the parameters to train, in model order; UsageError if all are frozen. A parameter is frozen, and left out by autograd, if its
+    lr_mult is 0, `freeze` names it, or the network itself freezes it."""
     trained: list[Parameter] = []
     frozen = frozen_parameters(model, rules, freeze)
     for name, tensor in model.named_parameters():
@@ -68,20 +64,12 @@ def trained_parameters(model: nn.Module, rules: Sequence[ParamRule], freeze: Seq
             trained.append(Parameter(name, tensor, rule.lr_mult, rule.decay_mult, rule.adapt))
     if trained:
         return trained
-    if freeze:
-        message = "`freeze`, `lr_mult: 0` and what the network itself freezes leave nothing to train"
-        if all(weights.fits(name, freeze) for name in frozen):
-            message = "`freeze` fits every parameter of the model: there is nothing to train"
-        raise UsageError(message, "name only what is to stay as it is")
-    if any(rule.lr_mult == 0 for rule in rules):
-        message = "`param` gives every parameter of the model lr_mult 0: there is nothing to train"
-        raise UsageError(message, "give the rule a name or a kind, so that it fits only what is to be frozen")
-    message = "the network has no parameter to train"
-    raise UsageError(message, "parameters with `requires_grad` False stay as they are")
+    message = "the network has no parameter left: there is nothing to train"
+    raise UsageError(message, "`freeze`, `lr_mult: 0` of a `param`, or `requires_grad` False in the network freeze all")
 
 
 def frozen_parameters(model: nn.Module, rules: Sequence[ParamRule], freeze: Sequence[str]) -> frozenset[str]:
-    """Their names. Says nothing of `requires_grad`, which a trained model has as `trained_parameters` sets it."""
+    """Return the names of the frozen parameters. Doesn't read `requires_grad`, which `trained_parameters` sets."""
     frozen: set[str] = set(getattr(model, "frozen_by_network", ()))
     for name, _ in model.named_parameters():
         rule = first_that_fits(rules, name, kind_of(model, name))
@@ -91,30 +79,30 @@ def frozen_parameters(model: nn.Module, rules: Sequence[ParamRule], freeze: Sequ
 
 
 def frozen_norms(model: nn.Module, freeze: Sequence[str]) -> list[nn.Module]:
-    """The BatchNorm layers whose statistics `freeze` names."""
+    """Return the BatchNorm layers whose statistics `freeze` names."""
     norms = ((n, m) for n, m in model.named_modules() if isinstance(m, BatchNorm))
     return [norm for name, norm in norms if weights.fits(f"{name}.running_mean", freeze)]
 
 
 def still_in(model: nn.Module, rules: Sequence[ParamRule], freeze: Sequence[str]) -> frozenset[str]:
-    """The names of the tensors that stay as they are: frozen parameters, and all buffers of BatchNorm layers that `freeze` names."""
+    """Return the names of constant tensors: frozen parameters, and all buffers of BatchNorm layers that `freeze` names."""
     norms = set(map(id, frozen_norms(model, freeze)))
     held = [f"{name}.{one}" for name, m in model.named_modules() if id(m) in norms for one, _ in m.named_buffers()]
     return frozen_parameters(model, rules, freeze).union(held)
 
 
 def idle_patterns(model: nn.Module, freeze: Sequence[str]) -> list[tuple[str, str]]:
-    """Those that fit neither a parameter nor the statistics of a BatchNorm layer, each with a hint."""
+    """Return the patterns that fit neither a parameter nor the statistics of a BatchNorm layer, each with a hint."""
     names = [name for name, _ in model.named_parameters()]
-    known = [*names, *(name for name in model.state_dict() if name.endswith("running_mean"))]
-    idle = [one for one in freeze if not any(weights.fits(name, (one,)) for name in known)]
+    tensors = [*names, *(name for name in model.state_dict() if name.endswith("running_mean"))]
+    idle = [one for one in freeze if not any(weights.fits(name, (one,)) for name in tensors)]
     return [(one, nearest(one, names) or _named_like(names)) for one in idle]
 
 
 def idle_rules(
     model: nn.Module, rules: Sequence[ParamRule | CompressionRule]
 ) -> list[tuple[ParamRule | CompressionRule, str]]:
-    """The rules that fit no parameter at all, each with a hint: a pattern that was meant to do something."""
+    """Return the rules that fit no parameter, each with a hint."""
     kinds = {name: kind_of(model, name) for name, _ in model.named_parameters()}
     idle = [rule for rule in rules if not any(fits(rule, name, kind) for name, kind in kinds.items())]
     return [(rule, nearest(rule.name, kinds) or _named_like(kinds)) for rule in idle]

@@ -2,14 +2,14 @@
 
 In all of them, per parameter: g the gradient of the mean loss over the global batch; r = lr * lr_mult; m = momentum;
 d = weight_decay * decay_mult; h = g + d*w, with `regularization_type: "L1"` g + d*sign(w); |x| the L2 norm of a parameter,
-in its dtype. What is remembered starts at zero. lr, m and weight_decay are those of the update (they move with their policies), all
-else is the stage's. Sources: the solvers of BVLC Caffe and sara-nl/caffe (610a2fa9), `sgd_solver.cpp`
+in its dtype. The history starts at zero. lr, m and weight_decay belong to the update (they move with their policies), all
+else to the stage. Sources: the solvers of BVLC Caffe and sara-nl/caffe (610a2fa9), `sgd_solver.cpp`
 and its neighbours; the papers named in the classes.
 
-The averages of Adam, AdamW and LAMB, M of the gradient and V of its square, count in t the updates that they have seen, with the present
-one. The count is each parameter's own: a parameter that the stage before had frozen starts at zero beside others whose averages were
-carried over. Where momentum moves, m^t is the power of its present value, as in torch, and not the product of all values so far: the
-correction is off by as much as momentum has moved since the average began, and that is forgotten as m^t goes to zero.
+The averages of Adam, AdamW and LAMB, M of the gradient and V of its square, count in t the updates that they have seen, with the current
+one. Each parameter has a count: a parameter that the previous stage had frozen starts at zero, while others' averages were carried over.
+If momentum moves, m^t is the power of its current value, as in torch, and not the product of all values so far: the correction is off by
+as much as momentum has moved since the average began, and that is forgotten as m^t goes to zero.
 
 `torch._foreach_*` are in torch's reference in spite of their names ("Foreach Operations"). torch.optim, which is made of them, has neither Caffe's
 forms nor layer-wise rates; what is the same in both calls torch.optim. tests/train/test_engine_solvers.py holds every formula against numpy,
@@ -35,11 +35,11 @@ Tensors = list[Tensor]
 
 
 class Group:
-    """Parameters that are moved together. `w` and the lists in `history` are in the order of `members`, as is all that is
-    computed for them; `places` are the members' places in the order of `WeightUpdate.parameters`."""
+    """Parameters that are moved together. `w` and the lists in `history` are in the order of `members`, as are all values computed for
+    them; `indices` are the members' in `WeightUpdate.parameters`."""
 
     def __init__(self, members: Sequence[tuple[int, Parameter]], history: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self.places = [place for place, _ in members]
+        self.indices = [index for index, _ in members]
         self.members = [p for _, p in members]
         first = self.members[0]
         self.lr_mult, self.decay_mult, self.adapt = first.lr_mult, first.decay_mult, first.adapt
@@ -47,15 +47,14 @@ class Group:
         self.history = {slot: [kept[p.name] for p in self.members] for slot, kept in history.items()}
 
     def gradients(self) -> Tensors:
-        found = [p.tensor.grad for p in self.members]
-        assert all(g is not None for g in found)
-        return found  # type: ignore[return-value]
+        gradients = [p.tensor.grad for p in self.members]
+        assert all(g is not None for g in gradients)
+        return gradients  # type: ignore[return-value]
 
 
 class WeightUpdate:
-    """`history`: slot -> parameter name -> what is remembered of it, zero at first. The slots are those of
-    `schedule.slots_of`. `t`, where there is one, is int64 [] on the host: the updates that the parameter's averages have seen. The others
-    have the parameter's shape, dtype, layout and device."""
+    """`history`: slot, from `schedule.slots_of` -> parameter name -> tensor, zero at first. Slot `t` is int64 [] on the host: the updates that
+    the parameter's averages have seen. The others have the parameter's shape, dtype, layout and device."""
 
     def __init__(self, parameters: Sequence[Parameter], solver: Solver) -> None:
         self.parameters = list(parameters)
@@ -64,7 +63,7 @@ class WeightUpdate:
         self.t = torch.zeros(len(self.parameters), dtype=torch.int64, device="cpu")  # so that no GPU is waited for
         for slot in slots_of(solver.type, solver.momentum_form):
             if slot == "t":
-                self.history[slot] = {p.name: self.t[place] for place, p in enumerate(self.parameters)}
+                self.history[slot] = {p.name: self.t[index] for index, p in enumerate(self.parameters)}
             else:
                 self.history[slot] = {p.name: torch.zeros_like(p.tensor) for p in self.parameters}
 
@@ -76,29 +75,29 @@ class WeightUpdate:
 
     @torch.no_grad()
     def update(self, knobs: Knobs) -> None:
-        """One weight update from the parameters' `.grad`, which may be changed by it."""
+        """Update the weights from the parameters' `.grad`, which it may change."""
         for group in self._groups:
             rate, decay = knobs.lr * group.lr_mult, knobs.weight_decay * group.decay_mult
             self._move(group, group.gradients(), rate, decay, knobs)
 
     def _move(self, group: Group, g: Tensors, rate: float, decay: float, knobs: Knobs) -> None:
-        """One group's share of it. `rate` and `decay` are r and d of the formulas."""
+        """Update one group. `rate` and `decay` are r and d of the formulas."""
         raise NotImplementedError
 
     def _regularise(self, group: Group, g: Tensors, decay: float) -> None:
-        """g becomes h: the term of weight decay is added to it."""
+        """Turn g into h: add the term of weight decay."""
         if decay:
             term = group.w if self.settings.regularization_type == "L2" else torch._foreach_sign(group.w)
             torch._foreach_add_(g, term, alpha=decay)
 
 
 def lengths(tensors: Tensors) -> Tensor:
-    """[n]: the L2 norm of each, in their dtype."""
+    """Return [n]: the L2 norm of each, in their dtype."""
     return torch.stack(torch._foreach_norm(tensors))
 
 
 def where_both(a: Tensor, b: Tensor, ratio: Tensor) -> Tensors:
-    """n scalars: `ratio` [n] where `a` [n] and `b` [n] are above zero, and 1 elsewhere."""
+    """Return n scalars: `ratio` [n] where `a` [n] and `b` [n] are above zero, and 1 elsewhere."""
     return list(torch.where((a > 0) & (b > 0), ratio, torch.ones_like(ratio)).unbind())
 
 
@@ -106,9 +105,8 @@ class SGD(WeightUpdate):
     """CAFFE   V = m*V + r*h    w -= V
     TORCH   V = m*V + h      w -= r*V
 
-    `sgd_solver.cpp`. With local_lr_auto (GetLocalRate there, fused path) r is lr * q with q = local_gw_ratio * |w| /
-    (local_lr_passes*|g| + weight_decay*|w|), where decay_mult has no say, and 1 where |w| or |g| is 0; lr_mult is replaced by it.
-    """
+    `sgd_solver.cpp`. With local_lr_auto (its GetLocalRate, fused path) r is lr * q with q = local_gw_ratio * |w| /
+    (local_lr_passes*|g| + weight_decay*|w|), without decay_mult, and 1 where |w| or |g| is 0; it replaces lr_mult."""
 
     def _move(self, group: Group, g: Tensors, rate: float, decay: float, knobs: Knobs) -> None:
         (v,) = group.history.values()
@@ -128,7 +126,7 @@ class SGD(WeightUpdate):
             torch._foreach_add_(group.w, step, alpha=-rate)
 
     def _fit(self, group: Group, g: Tensors, rate: float, decay: float, knobs: Knobs) -> tuple[float, Tensors | None]:
-        """r, and q of each parameter, from the gradient without weight decay; None: 1."""
+        """Return r, and q of each parameter, from the gradient without weight decay; None: 1."""
         if not self.settings.local_lr_auto:
             return rate, None
         w, gradient = lengths(group.w), lengths(g)
@@ -142,8 +140,7 @@ class LARS(SGD):
     TORCH   V = m*V + h        w -= r*q*V
 
     with q = local_gw_ratio * |w| / (|g| + d*|w| + delta), and 1 where |w| or |g| is 0 or `adapt` is false. You, Gitman and
-    Ginsburg, Large Batch Training of Convolutional Networks (arXiv:1708.03888), algorithm 1, which has no delta.
-    """
+    Ginsburg, Large Batch Training of Convolutional Networks (arXiv:1708.03888), algorithm 1, which has no delta."""
 
     def _fit(self, group: Group, g: Tensors, rate: float, decay: float, knobs: Knobs) -> tuple[float, Tensors | None]:
         w, gradient = lengths(group.w), lengths(g)
@@ -155,8 +152,7 @@ class Nesterov(WeightUpdate):
     """CAFFE   V' = m*V + r*h    w -= (1+m)*V' - m*V
     TORCH   V' = m*V + h      w -= r*(h + m*V')
 
-    `nesterov_solver.cpp`.
-    """
+    `nesterov_solver.cpp`."""
 
     def _move(self, group: Group, g: Tensors, rate: float, decay: float, knobs: Knobs) -> None:
         w, m = group.w, knobs.momentum
@@ -177,8 +173,7 @@ class Nesterov(WeightUpdate):
 class AdaGrad(WeightUpdate):
     """V += h*h    w -= r*h / (sqrt(V) + delta)
 
-    `adagrad_solver.cpp`.
-    """
+    `adagrad_solver.cpp`."""
 
     def _move(self, group: Group, g: Tensors, rate: float, decay: float, knobs: Knobs) -> None:
         v = group.history["sum_of_squares"]
@@ -190,8 +185,7 @@ class AdaGrad(WeightUpdate):
 class RMSProp(WeightUpdate):
     """V = rms_decay*V + (1-rms_decay)*h*h    w -= r*h / (sqrt(V) + delta)
 
-    `rmsprop_solver.cpp`.
-    """
+    `rmsprop_solver.cpp`."""
 
     def _move(self, group: Group, g: Tensors, rate: float, decay: float, knobs: Knobs) -> None:
         v, kept = group.history["squares"], self.settings.rms_decay
@@ -204,8 +198,7 @@ class RMSProp(WeightUpdate):
 class AdaDelta(WeightUpdate):
     """V = m*V + (1-m)*h*h    u = h * sqrt((D + delta) / (V + delta))    D = m*D + (1-m)*u*u    w -= r*u
 
-    `adadelta_solver.cpp`; the paper (Zeiler, arXiv:1212.5701) has no r.
-    """
+    `adadelta_solver.cpp`; the paper (Zeiler, arXiv:1212.5701) has no r."""
 
     def _move(self, group: Group, g: Tensors, rate: float, decay: float, knobs: Knobs) -> None:
         v, d = group.history["squares"], group.history["squared_steps"]
@@ -243,8 +236,8 @@ class Averages(WeightUpdate):
         torch._foreach_addcmul_(squares, x, x, value=1 - beta2)
 
     def _missing(self, group: Group, m: float) -> list[tuple[float, float]]:
-        """(1 - m^t, 1 - momentum2^t) of each parameter: how much of M and V is not yet the zeros they started from."""
-        counts = self.t[group.places].tolist()
+        """Return (1 - m^t, 1 - momentum2^t) of each parameter: the parts of M and V that don't come from the initial zeros."""
+        counts = self.t[group.indices].tolist()
         return [(1 - m**count, 1 - self.settings.momentum2**count) for count in counts]
 
 
@@ -252,14 +245,13 @@ class Adam(Averages):
     """w -= r * sqrt(1-momentum2^t)/(1-m^t) * M / (sqrt(V) + delta)
 
     `adam_solver.cpp`: delta stands outside the correction, and weight decay in the gradient. Kingma and Ba
-    (arXiv:1412.6980), the form at the end of section 2.
-    """
+    (arXiv:1412.6980), the form at the end of section 2."""
 
     def _move(self, group: Group, g: Tensors, rate: float, decay: float, knobs: Knobs) -> None:
         self._regularise(group, g, decay)
         self._average(group, g, knobs.momentum)
         steps = [-rate * math.sqrt(second) / first for first, second in self._missing(group, knobs.momentum)]
-        torch._foreach_copy_(g, group.history["squares"])  # in the gradients' place, to spare the memory
+        torch._foreach_copy_(g, group.history["squares"])  # reuse the gradients' memory
         torch._foreach_sqrt_(g)
         torch._foreach_add_(g, self.settings.delta)
         torch._foreach_addcdiv_(group.w, group.history["mean"], g, steps)
@@ -269,17 +261,19 @@ class AdamW(Averages):
     """w -= r * (u + d*w) with u = M/(1-m^t) / (sqrt(V/(1-momentum2^t)) + delta)
 
     Loshchilov and Hutter, Decoupled Weight Decay Regularization (arXiv:1711.05101), with weight decay times the learning
-    rate, as torch has it. torch's fused kernel does this arithmetic in one pass over memory.
-    """
+    rate, as torch has it. torch's fused kernel does this arithmetic in one pass over memory."""
 
     def _move(self, group: Group, g: Tensors, rate: float, decay: float, knobs: Knobs) -> None:
+        # With the weights' strides, which the fused kernel ignores.
+        pairs = zip(g, group.w, strict=True)
+        g = [a if a.stride() == w.stride() else torch.empty_like(w).copy_(a) for a, w in pairs]
         adamw(
             group.w,
-            _laid_out_alike(g, group.w),
+            g,
             group.history["mean"],
             group.history["squares"],
             [],
-            list(to_device(self.t[group.places].sub_(1).float(), group.w[0].device).unbind()),  # which it counts up
+            list(to_device(self.t[group.indices].sub_(1).float(), group.w[0].device).unbind()),  # adamw adds 1
             fused=True,
             lr=rate,
             beta1=knobs.momentum,
@@ -295,8 +289,7 @@ class LAMB(Averages):
     """w -= r * q*(u + d*w) with u as AdamW's and q = |w| / |u + d*w|, and 1 where either is 0 or `adapt` is false
 
     You et al., Large Batch Optimization for Deep Learning (arXiv:1904.00962), algorithm 2 with its bias correction and phi the
-    identity.
-    """
+    identity."""
 
     def _move(self, group: Group, g: Tensors, rate: float, decay: float, knobs: Knobs) -> None:
         self._average(group, g, knobs.momentum)
@@ -304,7 +297,7 @@ class LAMB(Averages):
         divisor = torch._foreach_div(group.history["squares"], [second for _, second in missing])
         torch._foreach_sqrt_(divisor)
         torch._foreach_add_(divisor, self.settings.delta)
-        step = g  # in the gradients' place, to spare the memory
+        step = g  # reuse the gradients' memory
         torch._foreach_copy_(step, group.history["mean"])
         torch._foreach_div_(step, [first for first, _ in missing])
         torch._foreach_div_(step, divisor)
@@ -316,24 +309,11 @@ class LAMB(Averages):
         torch._foreach_add_(group.w, step, alpha=-rate)
 
 
-def _laid_out_alike(g: Tensors, w: Tensors) -> Tensors:
-    """The gradients with the weights' strides: the fused kernel walks through memory without looking at them."""
-    return [a if a.stride() == b.stride() else torch.empty_like(b).copy_(a) for a, b in zip(g, w, strict=True)]
-
-
-UPDATES: dict[str, type[WeightUpdate]] = {
-    "SGD": SGD,
-    "Nesterov": Nesterov,
-    "AdaGrad": AdaGrad,
-    "RMSProp": RMSProp,
-    "AdaDelta": AdaDelta,
-    "Adam": Adam,
-    "AdamW": AdamW,
-    "LARS": LARS,
-    "LAMB": LAMB,
-}
+# The type of a solver is the name of its class.
+_CLASSES: tuple[type[WeightUpdate], ...] = SGD, Nesterov, AdaGrad, RMSProp, AdaDelta, Adam, AdamW, LARS, LAMB
+UPDATES = {one.__name__: one for one in _CLASSES}
 
 
 def make_update(parameters: Sequence[Parameter], solver: Solver) -> WeightUpdate:
-    """The update of `solver.type` for these parameters, with nothing remembered yet."""
+    """Return the update of `solver.type` for these parameters, without history."""
     return UPDATES[solver.type](parameters, solver)

@@ -1,5 +1,5 @@
-"""One weight update: forward and backward of this rank's logical workers, reduction, clipping, step; and when one is broken off, since a
-stop was asked for and it could not be finished in the time that is left."""
+"""Weight updates: forward and backward of this rank's logical workers, reduction, clipping, step; and breaking off an iteration that would
+take longer than the time before a stop."""
 
 import math
 import re
@@ -16,17 +16,17 @@ from stagerun.base.recipe import Precision
 from stagerun.comm import Reducer
 from stagerun.engine.device import autocast, moment, seed
 from stagerun.engine.images import Batch, Normalise
-from stagerun.engine.losses import SOFTMAX, Answers, Loss
-from stagerun.engine.mixing import NO_MIXING, Mixing, Mixture, blend, placed
-from stagerun.engine.state import TrainState
+from stagerun.engine.losses import NO_MIXING, SOFTMAX, Answers, Loss, Mixing, Mixture, blend, placed
+from stagerun.engine.state import Tensors, TrainState
 from stagerun.schedule import Knobs
 
 Pieces = Iterable[tuple[int, Batch, bool]]
+Stop = Callable[[], bool]  # returns whether this rank is asked to stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
-    """How a stage computes, the same for every update."""
+    """The arithmetic of a stage, the same for every update."""
 
     logical_workers: int  # of the whole job
     normalise: Normalise
@@ -39,16 +39,15 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the ranks agree on after an update: mean loss over the global batch, that of mixed images, smoothed labels and class weights
-    where there are any, and whether any of them asks to stop. `wrong` says what is not a finite number, '' if all is: then, and only then,
-    the state was moved."""
+    """The result of an update, the same on all ranks: mean loss over the global batch, including mixing, smoothing and class weights, and
+    whether a rank asks to stop. `wrong` names a value that is not finite; '' if all are: then, and only then, the state was moved."""
 
     loss: float
     stop: bool
     seconds: float = 0.0  # since the last backward pass; a GPU may not have moved the weights yet
     wrong: str = ""
-    broken_off: bool = False  # the state was not moved, whatever the rest says
-    met: int | None = None  # bytes that this rank sent for the replicas' synchronisation, where there was one
+    broken_off: bool = False  # the state was not moved; ignore the others
+    met: int | None = None  # bytes that this rank sent for the replicas' synchronisation, if any
 
 
 def update(
@@ -57,46 +56,44 @@ def update(
     knobs: Knobs | Callable[[float], Knobs],
     reducer: Reducer,
     how: Arithmetic,
-    stop: Callable[[], bool],
+    stop: Stop,
     hopeless: Callable[[int], bool] = lambda done: False,
 ) -> Outcome:
-    """Moves `state` one iteration on. Collective.
+    """Move `state` by an iteration. Collective.
 
-    `pieces`: (logical worker, its device batch, whether it is this rank's last), in order. `knobs`, or what they are for the
-    loss of this update. If loss, gradients or BatchNorm statistics are not finite, the state is left as it was: that is looked for
-    in the sums, which are the same on all ranks, and so is what they do.
+    `pieces`: (logical worker, its device batch, whether it is this rank's last), in order. `knobs`, or a function of this update's loss.
+    If loss, gradients or BatchNorm statistics are not finite, the state stays as it was: the check is of the sums, so all ranks agree.
 
-    `hopeless` is asked before each of this rank's device batches, with the number of those that are done: if it says so, on any
-    rank, all break the iteration off, and the state is left as it was. The request is a number in the place of that by which a
-    rank asks to stop: so it costs nothing, and an iteration that is not broken off has the bits that it ever had.
-    """
+    `hopeless` is called before each of this rank's device batches, with the number done: if it returns True on any rank, all break the
+    iteration off, and the state stays as it was. The request uses the number by which a rank asks to stop: so it costs nothing, and
+    doesn't change the bits of other iterations."""
     state.statistics.to_training()
-    found = summed(state, pieces, reducer, how, stop, hopeless)
-    loss_mean = found.loss_sum / how.logical_workers
-    if found.stopping >= BROKEN_OFF:
-        return Outcome(loss_mean, True, time.monotonic() - found.started, broken_off=True)
-    wrong = not_finite(loss_mean, found.size, found.gradients, found.moved)
+    sums = summed(state, pieces, reducer, how, stop, hopeless)
+    loss_mean = sums.loss_sum / how.logical_workers
+    if sums.stopping >= BROKEN_OFF:
+        return Outcome(loss_mean, True, time.monotonic() - sums.started, broken_off=True)
+    wrong = not_finite(loss_mean, sums.size, sums.gradients, sums.moved)
     if not wrong:
         now = knobs if isinstance(knobs, Knobs) else knobs(loss_mean)
         wrong = too_fast(state, now, loss_mean)
     if not wrong:
-        apply(state, found, now, how)
+        apply(state, sums, now, how)
         reducer.accept()
         state.iter += 1
         if state.average is not None:
             state.average.follow(state.iter)
     else:
         state.statistics.forget()
-    return Outcome(loss_mean, found.stopping > 0, time.monotonic() - found.started, wrong)
+    return Outcome(loss_mean, sums.stopping > 0, time.monotonic() - sums.started, wrong)
 
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """What has come of the logical workers of an update. `size`: the gradients' norm; `moved`: sum of the size of BatchNorm's statistics;
-    `stopping`: how many ask to stop, or BROKEN_OFF; `started`: when the last backward pass was over."""
+    """The sums over the logical workers of an update. `size`: the gradients' norm; `moved`: the sum of the absolute BatchNorm statistics;
+    `stopping`: the ranks that ask to stop, or BROKEN_OFF; `started`: the end of the last backward pass."""
 
     total: Tensor
-    gradients: dict[str, Tensor]
+    gradients: Tensors
     norm: Tensor
     loss_sum: float
     stopping: float
@@ -110,10 +107,10 @@ def summed(
     pieces: Pieces,
     reducer: Reducer,
     how: Arithmetic,
-    stop: Callable[[], bool],
+    stop: Stop,
     hopeless: Callable[[int], bool],
 ) -> Summed:
-    """Forward and backward passes, and the sum over the logical workers that `reducer` is for."""
+    """Do forward and backward passes, and sum over the logical workers of `reducer`."""
     reducer.begin(state.iter)
     statistics = state.statistics
     tail = torch.zeros(statistics.n + TAIL, dtype=torch.float64, device=how.normalise.device)
@@ -132,28 +129,28 @@ def summed(
     total = reducer.finish()
     gradients = {p.name: p.tensor.grad for p in state.solver.parameters if p.tensor.grad is not None}
     norm = torch.nn.utils.get_total_norm(gradients.values())  # finite only if all of them are
-    # One look at the device for all of them, when a GPU has all to compute that leads there. Its own part is waited for first: so the
-    # watch tells a rank that hangs from one that waits for it.
+    # One look at the device for all four, when all of the GPU's work is queued. Wait for this rank's part first: so the watch
+    # distinguishes a rank that hangs from a rank that waits.
     looked_at = torch.stack([total[-2], total[-1], norm.to(total.dtype), total[: statistics.n].abs().sum()])
     started = computed()
     loss_sum, stopping, size, moved = reducer.look(looked_at)
     return Summed(total, gradients, norm, loss_sum, stopping, size, moved, started)
 
 
-def apply(state: TrainState, found: Summed, now: Knobs, how: Arithmetic) -> None:
-    """Moves weights and statistics by what was summed; the gradients stand at the parameters."""
-    clip_summed(found, how)
+def apply(state: TrainState, sums: Summed, now: Knobs, how: Arithmetic) -> None:
+    """Move weights and statistics by the sums; the gradients are in the parameters' `.grad`."""
+    clip_summed(sums, how)
     state.solver.update(now)
-    state.statistics.move(found.total[: state.statistics.n], how.logical_workers)
+    state.statistics.move(sums.total[: state.statistics.n], how.logical_workers)
 
 
 @torch.no_grad()
-def clip_summed(found: Summed, how: Arithmetic) -> None:
-    """Scales all gradients by limit / norm where their global L2 norm is above the stage's limit (Caffe's ClipGradients)."""
-    limit, norm, gradients = how.clip_gradients, found.norm, list(found.gradients.values())
+def clip_summed(sums: Summed, how: Arithmetic) -> None:
+    """Scale all gradients by limit / norm if their global L2 norm is above the stage's limit (Caffe's ClipGradients)."""
+    limit, norm, gradients = how.clip_gradients, sums.norm, list(sums.gradients.values())
     if limit is None:
         return
-    if not math.isfinite(found.size):  # of numbers, whose squares are too large
+    if not math.isfinite(sums.size):  # the numbers are finite, and their squares too large
         lengths = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
         norm = torch.linalg.vector_norm(torch.stack(lengths))
     factor = torch.where(norm > limit, limit / norm, torch.ones_like(norm))
@@ -161,15 +158,15 @@ def clip_summed(found: Summed, how: Arithmetic) -> None:
 
 
 def too_fast(state: TrainState, knobs: Knobs, loss: float) -> str:
-    """What is wrong with the learning rate, '' if nothing is."""
+    """Return an error if the learning rate overflows, or ''."""
     parameters = state.solver.parameters
     if knobs.lr * max(p.lr_mult for p in parameters) > torch.finfo(parameters[0].tensor.dtype).max:
         return f"the learning rate is more than a weight can hold (the loss is {loss:.4g})"
     return ""
 
 
-def not_finite(loss: float, norm: float, gradients: dict[str, Tensor], moved: float) -> str:
-    """What is not finite, '' if all is. A norm that is not may have come of numbers that are, whose squares are too large."""
+def not_finite(loss: float, norm: float, gradients: Tensors, moved: float) -> str:
+    """Return an error for a value that is not finite, or ''. The norm of finite numbers isn't finite if their squares are too large."""
     if not math.isfinite(loss):
         return f"the loss is {loss}"
     if not math.isfinite(norm):
@@ -181,7 +178,7 @@ def not_finite(loss: float, norm: float, gradients: dict[str, Tensor], moved: fl
 
 
 def loss_of(state: TrainState, batch: Batch, how: Arithmetic) -> Tensor:
-    """The loss of one device batch, after the forward pass."""
+    """Return the loss of one device batch, after the forward pass."""
     answers, mixed, images = forward(state.model, batch, how)
     labels, dtype = how.normalise.labels(batch.labels), how.normalise.dtype
     with explained(len(batch.labels)):
@@ -190,7 +187,7 @@ def loss_of(state: TrainState, batch: Batch, how: Arithmetic) -> Tensor:
 
 
 def forward(model: nn.Module, batch: Batch, how: Arithmetic) -> tuple[Answers, Mixture | None, Tensor]:
-    """The pass of training over one device batch: logits, how its images were mixed, and the images."""
+    """Do training's forward pass over one device batch: return logits, the mixture, and the images."""
     normalise, position = how.normalise, int(batch.positions[0])
     seed(how.forward_seed(position), normalise.device)
     with explained(len(batch.labels)):
@@ -204,8 +201,8 @@ def forward(model: nn.Module, batch: Batch, how: Arithmetic) -> tuple[Answers, M
 
 @contextmanager
 def explained(size: int, field: str = "device_batch_size") -> Iterator[None]:
-    """Turns what torch says of a batch that is too large or too small, or of a compiler, into UsageError. `field` is what says
-    that the batch has `size` images."""
+    """Turn torch's errors for a batch that is too large or too small, or of a compiler, into UsageError. `field` sets the batch to `size`
+    images."""
     try:
         yield
     except RuntimeError as error:
@@ -214,7 +211,7 @@ def explained(size: int, field: str = "device_batch_size") -> Iterator[None]:
             message = f"out of memory on the GPU with a {field} of {size}"
             seen = "; BatchNorm then sees fewer images" if field == "device_batch_size" else ""
             raise UsageError(message, f"a smaller {field} needs less{seen}") from error
-        # By name, because importing the compiler's own errors takes a second.
+        # By name, because importing the compiler's errors takes a second.
         if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             raise
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
@@ -229,26 +226,24 @@ def explained(size: int, field: str = "device_batch_size") -> Iterator[None]:
         raise UsageError(message, f"use a larger {field}, or larger images") from error
 
 
-# Numbers that travel with the gradients beside the statistics of BatchNorm: the loss, and whether a rank asks to stop.
+# Numbers that are sent with the gradients and BatchNorm's statistics: the loss, and whether a rank asks to stop.
 TAIL = 2
 
-# In the place of the 1 by which a rank asks to stop after this iteration. More than ranks can be; sums of it are exact in float64.
+# Sent instead of the 1 by which a rank asks to stop after this iteration. More than any number of ranks; sums are exact in float64.
 BROKEN_OFF = float(1 << 30)
 
-# An iteration may take a tenth longer than the ones before.
+# An iteration may take a tenth longer than the previous ones.
 _MARGIN = 1.1
 
 
 def hopeless(left: float | None, done: int, of: int, spent: float, usual: float | None) -> bool:
-    """Whether to break off an iteration of which `done` of `of` device batches are computed in `spent` seconds.
+    """Return whether to break off an iteration with `done` of `of` device batches computed in `spent` seconds.
 
-    `left`: seconds in which it would have to be finished; None: no one asks for a stop, or it has all the time it needs. `usual`:
-    what an iteration takes; None: not known yet, and then nothing was trained yet in this process life that could be lost, nor
-    before the first device batch.
+    `left`: seconds in which it must end; None: no stop, or no limit. `usual`: seconds of an iteration; None: not measured yet, so that
+    this process life has trained nothing that could be lost, as before the first device batch.
 
     >>> hopeless(33.0, 1, 4, 10.0, 40.0), hopeless(35.0, 1, 4, 10.0, 40.0), hopeless(None, 1, 4, 10.0, 40.0)
-    (True, False, False)
-    """
+    (True, False, False)"""
     if left is None:
         return False
     if done == 0 or usual is None:

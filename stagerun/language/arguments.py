@@ -13,8 +13,8 @@ Argument = Scalar | tuple[Scalar, ...]
 
 
 def parse(cursor: Cursor, opening: Token) -> Iterator[tuple[str, Argument, Span]]:
-    """(name, value, place) of the arguments behind the brace `opening`, up to the one that closes it or the end. What is wrong with one is
-    a problem, and the others are read."""
+    """Yield (name, value, span) of the arguments after the brace `opening`, up to its closing brace or the end. Report the wrong ones and
+    read the others."""
     names = set[str]()
     while not cursor.took("}"):
         if cursor.at_end:
@@ -33,27 +33,27 @@ def parse(cursor: Cursor, opening: Token) -> Iterator[tuple[str, Argument, Span]
 
 
 def _value(cursor: Cursor, name: str, names: Container[str]) -> Argument:
-    """The colon and the value of an argument whose name is taken. WrongValue."""
+    """Read the colon and the value of an argument whose name is taken. WrongValue."""
     if not name.isidentifier() or keyword.iskeyword(name):
         raise WrongValue("can't be the name of an argument", "letters, digits and `_` can be in it")
     if name in names:
-        raise WrongValue("is given twice", "remove one")
+        raise WrongValue("is set twice", "remove one")
     if not cursor.took(":") and not cursor.looking_at("{"):
         raise WrongValue("has no value", f"write `{shown(name)}: ...`")
     if cursor.looking_at("{"):
-        raise WrongValue("is a message, and arguments hold none", "write a number, a text or a list")
+        raise WrongValue("is a message, which arguments can't hold", "write a number, a text or a list")
     if not cursor.took("["):
         return scalar(cursor.take())
-    found: list[Scalar] = []
+    values: list[Scalar] = []
     while not cursor.took("]"):
-        found.append(scalar(cursor.take()))
+        values.append(scalar(cursor.take()))
         if not cursor.took(",") and not cursor.looking_at("]"):
             raise WrongValue("is a list that is not closed, or has no comma", "write `[2, 2]`")
-    return tuple(found)
+    return tuple(values)
 
 
 def scalar(token: Token) -> Scalar:
-    """WrongValue for what is neither a number, `true`, `false`, nor a text in quotes."""
+    """Read a number, `true`, `false` or a text in quotes. WrongValue."""
     if token.kind is Kind.STRING:
         return utf8(string(token))
     if token.kind is Kind.WORD and token.text in ("true", "false"):
@@ -73,20 +73,20 @@ def scalar(token: Token) -> Scalar:
 
 
 def written(arguments: Mapping[str, Argument]) -> str:
-    """`{ depths: [2, 2] drop_path_rate: 0.1 }`"""
+    """Return `{ depths: [2, 2] drop_path_rate: 0.1 }`."""
     return "".join(["{ ", *(f"{name}: {literal(arguments[name])} " for name in sorted(arguments)), "}"])
 
 
 def read(text: str | None) -> dict[str, Argument]:
-    """The arguments that `written` wrote; of None there are none. ValueError for another text."""
+    """Read the text of `written`; None has no arguments. ValueError for another text."""
     if text is None:
         return {}
     problems = Problems()
     cursor = Cursor("", tokens(text), problems)
     opening = cursor.take()
-    found: dict[str, Argument] = {}
+    arguments: dict[str, Argument] = {}
     with suppress(TooManyMistakes):
-        found = {name: value for name, value, _ in parse(cursor, opening)}
+        arguments = {name: value for name, value, _ in parse(cursor, opening)}
     if problems or opening.text != "{" or not cursor.at_end:
         raise ValueError(": ".join(["arguments that can't be read", *(p.message for p in problems.all()[:1])]))
-    return found
+    return arguments

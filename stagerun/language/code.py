@@ -1,5 +1,5 @@
-"""Python files that a schedule names, read and never imported: which files they import in turn, what is wrong with them, and a
-digest of all. Pure, but for the reader that is passed in."""
+"""Python files that a schedule names, read and never imported: the files they import in turn, their mistakes, and a digest of all. Pure,
+except for the reader passed in."""
 
 import ast
 import hashlib
@@ -15,32 +15,33 @@ from stagerun.base.code import Code, Sources
 from stagerun.base.errors import Problems, Span, nearest
 from stagerun.base.recipe import ABSENT
 
-# A file of such a name would be imported in place of what Python, torch or stagerun import by it.
+# A file with such a name would shadow a module of Python, torch or stagerun.
 RESERVED = frozenset(sys.stdlib_module_names) | {"numpy", "stagerun", "torch", "torchvision"}
 LARGEST = 1_000_000  # bytes of a file
-DIGITS = 16  # of a digest: it tells edits apart, and is shown as it is
+DIGITS = 16  # of a digest: enough to tell edits apart, short enough to show
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """In place of the text of a file that can't be read: why, as the end of `FILE: ...`."""
+    """Stands for the text of an unreadable file: the reason, as the end of `FILE: ...`."""
 
     reason: str
 
 
-MISSING = Unreadable("there is no such file")
+MISSING = Unreadable("no such file")
 Text = bytes | str | Unreadable
 Reader = Callable[[str], Text]  # a path below the schedule's folder -> its text
 
 
-# -- what a function takes, by its text: what calling it would raise is known without an import
+# -- the parameters of a function, from its text: wrong calls are found without an import
 
 _BY_TEXT = ("exec", "globals", "locals", "setattr", "vars")
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """`positional` can be given by place and by name, `named` by name alone. `required` have no default. `more`: others by place, by name."""
+    """Parameters of a function. `positional` can also be passed by name, `named` only by name. `required` have no default. `more`: whether it
+    takes other positional, other named arguments."""
 
     line: int
     positional: tuple[str, ...]
@@ -54,37 +55,37 @@ class Signature:
 
 
 def signature(tree: ast.Module, name: str) -> Signature | None:
-    """None where it isn't certain: it is known of a function, or a class with an `__init__`, that the file defines once, at its top level
-    and without decorators."""
-    found = _only(tree, name)
-    if isinstance(found, ast.ClassDef) and not found.decorator_list and not found.keywords:
-        own = {node.name for node in found.body if isinstance(node, ast.FunctionDef)}
-        init = None if "__new__" in own else _only(found, "__init__")
+    """Return the parameters of a function, or a class with an `__init__`, that the file defines once, at its top level and without
+    decorators; None if uncertain."""
+    definition = _only(tree, name)
+    if isinstance(definition, ast.ClassDef) and not definition.decorator_list and not definition.keywords:
+        methods = {node.name for node in definition.body if isinstance(node, ast.FunctionDef)}
+        init = None if "__new__" in methods else _only(definition, "__init__")
         return _of(init, bound=True) if init is not None else None
-    return _of(found, bound=False)
+    return _of(definition, bound=False)
 
 
 def _only(scope: ast.Module | ast.ClassDef, name: str) -> ast.stmt | None:
-    """The definition of a name directly in a scope, if nothing there looks as if it gave the name another meaning."""
+    """Return the definition of a name directly in a scope, if nothing in the scope may redefine the name."""
     defined = [n for n in scope.body if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name == name]
     others = [n for n in ast.walk(scope) if n not in defined and _may_define(n, name)]
     return defined[0] if len(defined) == 1 and not others else None
 
 
 def _may_define(node: ast.AST, name: str) -> bool:
-    """Any mention of the name but a use of it, `from x import *`, and what defines names by their text."""
+    """Return whether a node mentions the name other than by reading it, is `from x import *`, or defines names by text."""
     if (isinstance(node, ast.Name) and node.id in _BY_TEXT) or (isinstance(node, ast.alias) and node.name == "*"):
         return True
     if isinstance(node, ast.Constant | ast.keyword | ast.arg) or isinstance(getattr(node, "ctx", None), ast.Load):
         return False
-    # The names that a node holds as texts: of what it defines, imports, catches or declares global.
+    # The names that a node holds as texts: names that it defines, imports, catches or declares global.
     values = [value for _, value in ast.iter_fields(node)]
     owner = getattr(node.value, "id", "") if isinstance(node, ast.Attribute) else ""
     return name == owner or any(name in value if isinstance(value, list) else name == value for value in values)
 
 
 def _of(node: ast.stmt | None, *, bound: bool) -> Signature | None:
-    """`bound`: the first parameter is the object itself."""
+    """Return the parameters of a function; None if uncertain. `bound`: the first parameter is `self`."""
     if not isinstance(node, ast.FunctionDef) or node.decorator_list or node.args.posonlyargs:
         return None
     args = node.args
@@ -101,38 +102,37 @@ def _of(node: ast.stmt | None, *, bound: bool) -> Signature | None:
 
 
 class LocalFiles:
-    """The Python files below a schedule's folder, as far as someone asked for them. Each is read and looked at once. `shown` is the
-    folder as the user wrote it."""
+    """The Python files below a schedule's folder, each read and parsed once, on demand. `shown`: the folder as the user wrote it."""
 
     def __init__(self, read: Reader, shown: str, problems: Problems) -> None:
         self.read, self.shown, self.problems = read, shown, problems
         self.text, self.tree = cache(self._text), cache(self._tree)
         self.imported, self.signature = cache(self._imported), cache(self._signature)
 
-    def require(self, code: Code, place: Span) -> tuple[str, ...]:
-        """The files that a function comes from, sorted: its own, and all that those import of each other. What is wrong is a problem
-        at `place`, or in the Python file. Empty for an installed package."""
+    def require(self, code: Code, span: Span) -> tuple[str, ...]:
+        """Return the files that a function needs, sorted: its file, and the files that it imports in turn; () for an installed package.
+        Report mistakes at `span`, or in the Python file."""
         if not code.file:
-            beside = f"{code.module.replace('.', '/')}.py"
-            if not installed(code.top) and not isinstance(self.text(beside), Unreadable):
-                message = f"no package `{code.top}` is installed, and there is a file {self.path(beside)}"
-                self.problems.add(place, message, f'write `"{beside}:{code.function}"`')
+            local = f"{code.module.replace('.', '/')}.py"
+            if not installed(code.top) and not isinstance(self.text(local), Unreadable):
+                message = f"no package `{code.top}` is installed, but {self.path(local)} exists"
+                self.problems.add(span, message, f'write `"{local}:{code.function}"`')
             return ()
-        if not self._require_importable(code.file, place, "it belongs beside schedule.prototxt"):
+        if not self._require_importable(code.file, span, "it belongs next to schedule.prototxt"):
             return ()
         tree = self.tree(code.file)
         names = set(_names(tree)) if tree is not None else {"*"}
         if not names & {code.function, "*"}:
             hint = nearest(code.function, names) or "define it in that file, outside of other functions and classes"
-            self.problems.add(place, f"{self.path(code.file)} has no function `{code.function}`", hint)
+            self.problems.add(span, f"{self.path(code.file)} has no function `{code.function}`", hint)
         return self.closure(code.file)
 
     def closure(self, file: str) -> tuple[str, ...]:
-        """The file, and what it imports below the folder, sorted."""
-        found = [file]
-        for one in found:  # grows while it is walked
-            found += [imported for imported in self.imported(one) if imported not in found]
-        return tuple(sorted(found))
+        """Return the file, and the files below the folder that it imports in turn, sorted."""
+        files = [file]
+        for one in files:  # grows during the loop
+            files += [imported for imported in self.imported(one) if imported not in files]
+        return tuple(sorted(files))
 
     def sources(self, files: Iterable[str]) -> Sources:
         return Sources(self.shown, tuple((f, self._decoded(f) or "") for f in sorted(set(files))))
@@ -141,7 +141,7 @@ class LocalFiles:
         return posixpath.join(self.shown, file)
 
     def _signature(self, code: Code) -> Signature | None:
-        """What a function of one of these files takes; None where that isn't certain."""
+        """Return the parameters of a function in one of these files; None if uncertain."""
         tree = self.tree(code.file)
         return signature(tree, code.function) if tree is not None else None
 
@@ -151,7 +151,7 @@ class LocalFiles:
         return Unreadable(f"the file is larger than {LARGEST // 1_000_000} MB") if large else text
 
     def _decoded(self, file: str) -> str | None:
-        """None where it can't be read, which is a problem by then."""
+        """Return the text of a file; None if unreadable, which is reported."""
         text = self.text(file)
         if isinstance(text, bytes):
             try:
@@ -162,7 +162,7 @@ class LocalFiles:
         return text if isinstance(text, str) else None
 
     def _tree(self, file: str) -> ast.Module | None:
-        """None where it can't be read as Python, which is a problem in it by then."""
+        """Return a parsed file; None if it isn't Python, which is reported."""
         text, path = self._decoded(file), self.path(file)
         if text is None:
             return None
@@ -170,40 +170,40 @@ class LocalFiles:
         return _parsed(text.removeprefix("\N{BYTE ORDER MARK}"), path, self.problems)
 
     def _imported(self, file: str) -> list[str]:
-        """The files below the folder that this one imports, its packages' `__init__.py` included."""
+        """Return the files below the folder that this one imports, including its packages' `__init__.py`."""
         package = posixpath.dirname(file).replace("/", ".")
-        found, tree = self._files_of(package), self.tree(file)
+        files, tree = self._files_of(package), self.tree(file)
         for node in ast.walk(tree) if tree is not None else ():
             for one in [one for module in _modules(node, package) for one in self._files_of(module)]:
                 assert isinstance(node, ast.Import | ast.ImportFrom)
                 width = (node.end_col_offset or 0) - node.col_offset
                 self._require_importable(one, Span(self.path(file), node.lineno, node.col_offset + 1, width))
-                found.append(one)
-        return [one for one in dict.fromkeys(found) if one != file]
+                files.append(one)
+        return [one for one in dict.fromkeys(files) if one != file]
 
     def _files_of(self, module: str) -> list[str]:
-        """The files below the folder that an import of `a.b` runs: `a/__init__.py`, then `a/b/__init__.py` or `a/b.py`."""
-        found: list[str] = []
+        """Return the files below the folder that an import of `a.b` runs: `a/__init__.py`, then `a/b/__init__.py` or `a/b.py`."""
+        files: list[str] = []
         path = ""
         for word in module.split(".") if module else ():
             path = posixpath.join(path, word)
             either = (f"{path}/__init__.py", f"{path}.py")
-            found += [file for file in either if self.text(file) != MISSING][:1]
-        return found
+            files += [file for file in either if self.text(file) != MISSING][:1]
+        return files
 
-    def _require_importable(self, file: str, place: Span, hint: str = "") -> bool:
-        """Whether the file could be read."""
+    def _require_importable(self, file: str, span: Span, hint: str = "") -> bool:
+        """Report a file that can't be imported; return whether it could be read."""
         text = self.text(file)
         if isinstance(text, Unreadable):
-            self.problems.add(place, f"{self.path(file)}: {text.reason}", hint)
+            self.problems.add(span, f"{self.path(file)}: {text.reason}", hint)
         elif reserved := reserved_name(file):
-            message = f"`{reserved}` is Python's or torch's own, and there is a file of that name"
-            self.problems.add(place, message, f"rename {self.path(file)}")
+            message = f"a file shadows `{reserved}` of Python or torch"
+            self.problems.add(span, message, f"rename {self.path(file)}")
         return not isinstance(text, Unreadable)
 
 
 def reserved_name(file: str) -> str:
-    """The name of a module that a file would take the place of, or ''."""
+    """Return the name of the module that a file would shadow, or ''."""
     top = file.partition("/")[0].removesuffix(".py")
     return top if top in RESERVED else ""
 
@@ -223,7 +223,7 @@ def _parsed(text: str, path: str, problems: Problems) -> ast.Module | None:
 
 
 def _modules(node: ast.AST, package: str) -> list[str]:
-    """The modules that a statement imports, dotted from the schedule's folder; names that may be modules included."""
+    """Return the modules that a statement imports, dotted from the schedule's folder, including names that may be modules."""
     names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
     if not isinstance(node, ast.ImportFrom):
         return names
@@ -235,7 +235,7 @@ def _modules(node: ast.AST, package: str) -> list[str]:
 
 
 def _names(node: ast.AST) -> Iterator[str]:
-    """What the statements of a module define for it; "*" for an import of everything."""
+    """Yield the names that a module's statements define; "*" for an import of everything."""
     for inner in ast.iter_child_nodes(node):
         if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield inner.name
@@ -248,17 +248,17 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 
 def digest(files: Iterable[tuple[str, str]]) -> str:
-    """The digest of Python files by path. Every character counts, those of comments too."""
-    found = hashlib.sha256()
+    """Return the digest of Python files by path. Every character counts, even in comments."""
+    sha = hashlib.sha256()
     for path, text in sorted(files):
         for part in (path.encode(), text.encode(errors="surrogatepass")):
-            found.update(len(part).to_bytes(8, "big") + part)
-    return f"sha256:{found.hexdigest()[:DIGITS]}"
+            sha.update(len(part).to_bytes(8, "big") + part)
+    return f"sha256:{sha.hexdigest()[:DIGITS]}"
 
 
 @cache
 def version(package: str) -> str:
-    """That of an installed package, which is not imported: `1.0.15`; "unknown" for one without, and ABSENT."""
+    """Return the version of a package, without importing it: `1.0.15`, "unknown" if it has none, or ABSENT."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -270,7 +270,7 @@ def version(package: str) -> str:
 
 
 def installed(package: str) -> bool:
-    """Whether a top-level package can be found, which is not imported. The files of a schedule that ran in this process are none."""
+    """Return whether a top-level package is installed, without importing it. The files of a schedule that ran in this process don't count."""
     finders = [finder for finder in sys.meta_path if not getattr(finder, "of_schedule", False)]
     try:
         return any(finder.find_spec(package, None) is not None for finder in finders)

@@ -1,23 +1,19 @@
-"""Checked settings -> recipe.Schedule: what each stage's snapshots depend on, and where each value comes from. Pure."""
+"""Builds a recipe.Schedule from checked settings: the identity of each stage's snapshots, and the origin of each value. Pure."""
 
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from stagerun.base import recipe
-from stagerun.language import build, ensembles, layers, values
-from stagerun.language.build import Beside, Fact
+from stagerun.language import build, layers, values
+from stagerun.language.build import Context, Fact
 from stagerun.language.code import LocalFiles
+from stagerun.language.references import build_ensembles
 from stagerun.language.stages import Node
-from stagerun.language.tree import SCHEDULE, SOLVER, Block, quoted, seen_by
-from stagerun.language.view import View
+from stagerun.language.tree import SCHEDULE, SOLVER, Block, View, quoted, seen_by
 
-# The fields that name what these are the digests of.
-_NAMED_BY = {
-    recipe.LABELS: "data.train.labels",
-    recipe.TESTED_LABELS: "data.val.labels",
-    recipe.NET: "model.caffe_net",
-}
+# The fields whose contents have these digests.
+_NAMED_BY = {recipe.LABELS: "data.train.labels", recipe.TESTED_LABELS: "data.val.labels", recipe.NET: "model.caffe_net"}
 
 
 def schedule_of(
@@ -25,42 +21,42 @@ def schedule_of(
     settings: Mapping[str, Block],
     order: Sequence[Node],
     lengths: Mapping[str, int],
-    beside: Beside,
+    context: Context,
     python: LocalFiles,
     files: Sequence[tuple[str, str]],
 ) -> recipe.Schedule:
-    """The recipe of a checked schedule. `order`: that in which the stages run; `lengths`: their iterations."""
+    """Return the recipe of a checked schedule. `order`: the nodes in running order; `lengths`: their iterations."""
     view, nodes = View(schedule), {node.name: node for node in order}
     whole = values.build(
         recipe.Schedule,
         view,
-        name=view.text("name") or posixpath.basename(beside.root),
-        model=build.model(view.inside("model"), beside),
-        data=build.data(view.inside("data"), beside),
+        name=view.text("name") or posixpath.basename(context.root),
+        model=build.model(view.inside("model"), context),
+        data=build.data(view.inside("data"), context),
         stages=(),
-        ensembles=ensembles.build(schedule, [nodes[name] for name in settings], lengths),
+        ensembles=build_ensembles(schedule, [nodes[name] for name in settings], lengths),
         files=tuple(files),
     )
-    shared = _shared(schedule, whole.name, whole.model, beside)
+    shared = _shared(schedule, whole.name, whole.model, context)
     made: dict[str, recipe.Stage] = {}
     for node in order:
         block = settings[node.name]
         seen = seen_by(block, schedule)
-        data = whole.data if seen is schedule else build.data(View(seen).inside("data"), beside)
-        solver = build.solver(View(block), whole.seed, data.train.images, beside)
+        data = whole.data if seen is schedule else build.data(View(seen).inside("data"), context)
+        solver = build.solver(View(block), whole.seed, data.train.images, context)
         model = solver.model or whole.model
-        facts = list(shared if seen is schedule else _shared(seen, whole.name, model, beside))
-        facts += build.code_facts(block, schedule, python, beside.path)
+        facts = list(shared if seen is schedule else _shared(seen, whole.name, model, context))
+        facts += build.code_facts(block, schedule, python, context.path)
         for ensemble, written in zip(whole.ensembles, schedule.blocks("ensemble"), strict=True):
             if ensemble.name == node.average:
                 facts += _average(ensemble, written)
-        facts += build.facts(SOLVER, block, "solver.", _derived(solver), beside.path)
-        facts += [*_last_used(node, data, solver, made, block), *_beside_fields(node, block)]
-        places = {fact.key: fact.origin for fact in facts}
+        facts += build.facts(SOLVER, block, "solver.", _derived(solver), context.path)
+        facts += [*_last_used(node, data, solver, made, block), *_start_facts(node, block)]
+        origins = {fact.key: fact.origin for fact in facts}
         digests = {recipe.LABELS: data.train.labels_digest, recipe.NET: model.net and values.net_digest(model.net)}
         if solver.early_stop is not None and data.val:
             digests[recipe.TESTED_LABELS] = data.val[0].labels_digest
-        facts += [Fact(key, digest, True, places[_NAMED_BY[key]]) for key, digest in digests.items() if digest]
+        facts += [Fact(key, digest, True, origins[_NAMED_BY[key]]) for key, digest in digests.items() if digest]
         made[node.name] = recipe.Stage(
             name=node.name,
             parent=node.parent,
@@ -68,7 +64,7 @@ def schedule_of(
             data=data,
             solver=solver,
             identity={fact.key: fact.text for fact in facts if _counts(fact, solver)},
-            origins={fact.key: _in_layer(fact.origin, block, beside) for fact in facts},
+            origins={fact.key: _in_layer(fact.origin, block, context) for fact in facts},
             span=node.place,
             parent_iter=node.parent_iter,
             average=node.average,
@@ -78,17 +74,17 @@ def schedule_of(
     return replace(whole, stages=tuple(made.values()))
 
 
-def _shared(schedule: Block, name: str, model: recipe.Model, beside: Beside) -> list[Fact]:
-    """The facts of a Schedule, as a stage has it."""
+def _shared(schedule: Block, name: str, model: recipe.Model, context: Context) -> list[Fact]:
+    """Return the facts of a Schedule, as a stage has it."""
     derived = {"name": quoted(name), **dict(values.leaves(model, "model"))}
-    return list(build.facts(SCHEDULE, schedule, "", derived, beside.path))
+    return list(build.facts(SCHEDULE, schedule, "", derived, context.path))
 
 
 def _last_used(
     node: Node, data: recipe.Data, solver: recipe.Solver, above: Mapping[str, recipe.Stage], block: Block
 ) -> Iterator[Fact]:
-    """How many stages up the path the training set was used last, where the parent has another: it goes on from there. Part of the
-    identity: paths are not, and tell which sets are one."""
+    """Yield how many stages earlier the training set was used, if the parent has another set: its order resumes from there. Part of the
+    identity, which excludes paths, although paths decide which sets are the same."""
     steps, parent = 1, node.parent
     while parent is not None and not above[parent].data.train.same(data.train):
         steps, parent = steps + 1, above[parent].parent
@@ -99,17 +95,17 @@ def _last_used(
     yield Fact(recipe.LAST_USED, text, True, recipe.Origin(text, "stage", entry.name if entry else node.place))
 
 
-def _in_layer(origin: recipe.Origin, block: Block, beside: Beside) -> recipe.Origin:
-    """The origin with the layer that only the stage's settings tell: `sweep`, or a net of Caffe's."""
+def _in_layer(origin: recipe.Origin, block: Block, context: Context) -> recipe.Origin:
+    """Return the origin with the layer from the stage's settings: `sweep`, or a Caffe net."""
     if origin.span is None:
         return origin
-    of_net = origin.span.path in (held.path for held in beside.nets.values())
-    layer = layers.NET if of_net else block.own.get(origin.span, origin.layer)
+    of_net = origin.span.path in (held.path for held in context.nets.values())
+    layer = layers.NET if of_net else block.layers.get(origin.span, origin.layer)
     return origin if layer == origin.layer else replace(origin, layer=layer)
 
 
 def _derived(solver: recipe.Solver) -> dict[str, str]:
-    """The texts of a stage's values whose defaults follow from other fields, and of others."""
+    """Return the texts of a stage's values whose defaults follow from other fields."""
     derived = {
         "solver.random_seed": str(solver.random_seed),
         "solver.test_batch_size": str(solver.test_batch_size),
@@ -128,19 +124,17 @@ def _derived(solver: recipe.Solver) -> dict[str, str]:
 
 
 def _counts(fact: Fact, solver: recipe.Solver) -> bool:
-    """Whether snapshots of the stage depend on it. Images and a network of its own are in its identity under the names of the schedule's."""
+    """Return whether the stage's snapshots depend on the fact. A stage's images and network are in its identity under the schedule's names."""
     if solver.early_stop is not None and build.is_tested(fact.key):
         return True
-    own = ("solver.data.", "solver.model.")
-    return fact.identity and not f"{fact.key}.".startswith(own) and values.is_read(fact.key, solver.lr_policy)
+    renamed = ("solver.data.", "solver.model.")
+    return fact.identity and not f"{fact.key}.".startswith(renamed) and values.is_read(fact.key, solver.lr_policy)
 
 
-def _beside_fields(node: Node, block: Block) -> Iterator[Fact]:
-    """What a stage depends on besides its fields: where it starts from, and files and snapshots that no one has looked at yet, which
-    have an origin alone.
-
-    The iteration of the parent is in a snapshot's id, too, but only as long as the parent's snapshot is there.
-    """
+def _start_facts(node: Node, block: Block) -> Iterator[Fact]:
+    """Yield the facts besides fields that a stage depends on: its start, and files and snapshots, which only have an
+    origin so far. The iteration of the parent is in a snapshot's id, too, but only as long as the parent's snapshot
+    exists."""
     if node.parent_iter is not None:
         origin = recipe.Origin(f"{node.parent}@{node.parent_iter}", "schedule", node.parent_place)
         yield Fact(recipe.FROM_ITER, str(node.parent_iter), True, origin)
@@ -157,7 +151,7 @@ def _beside_fields(node: Node, block: Block) -> Iterator[Fact]:
 
 
 def _average(ensemble: recipe.Ensemble, block: Block) -> Iterator[Fact]:
-    """What the average of snapshots that a stage starts from depends on, but for the snapshots: these a plan puts into the identity."""
+    """Yield the facts of the average that a stage starts from, except its snapshots, which a plan adds to the identity."""
     at = ["end" if iter is None else str(iter) for _, iter in ensemble.points]
     texts = {"rule": ensemble.rule.value, "shape": ensemble.shape or values.NONE, "members": " ".join(at)}
     texts["batch_norm_iter"] = str(ensemble.batch_norm_iter)

@@ -1,9 +1,9 @@
-"""Inheritance: what a stage's settings are, from the layers that set them. Pure.
+"""Inheritance: the merge of a stage's settings from their layers. Pure.
 
-Layers are, from the lowest: `Schedule.solver`, `--set solver.FIELD=...`, the stage's own file or `solver_param`, its entry in `sweep`,
+Layers are, from the lowest: `Schedule.solver`, `--set solver.FIELD=...`, the stage's file or `solver_param`, its entry in `sweep`,
 `--set STAGE.FIELD=...`. They merge as protobuf messages do: a message merges field by field into the inherited one, and any other
-field, a repeated one too, replaces it. `clear` takes inherited fields away first. If two fields say the same thing in different units,
-the one in the higher layer replaces the other.
+field, even a repeated one, replaces it. `clear` first removes inherited fields. If two fields set the same thing in different units, the
+one in the higher layer replaces the other.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,40 +17,39 @@ from stagerun.base import units
 from stagerun.base.errors import Problems, Span, nearest
 from stagerun.base.proto.stagerun_pb2 import epochs_of
 from stagerun.language.lexer import INT64_MAX
-from stagerun.language.tree import SOLVER, Block, Entry, Value, fields, is_message
-from stagerun.language.view import View
+from stagerun.language.tree import SOLVER, Block, Entry, Value, View, fields, is_message
 
 
 @cache
 def is_twin(field: FieldDescriptor) -> bool:
-    """Whether the field is another one in epochs."""
+    """Return whether the field is another field's twin in epochs."""
     return bool(field.GetOptions().HasExtension(epochs_of))
 
 
 EPOCH = "epoch"
 _KNOT = SOLVER.fields_by_name["knot"].message_type
-SET = "--set"  # the path of a place in an argument
-LMDB = "LMDB"  # that of a value which was read from the LMDB itself
-NET = "net"  # the layer of what a net of Caffe's says
+SET = "--set"  # the path of a span in an argument
+LMDB = "LMDB"  # the path of a value read from an LMDB
+NET = "net"  # the layer of settings from a Caffe net
 
 
 @cache
 def pairs(kind: Descriptor) -> Mapping[str, str]:
-    """The fields of a message that are resolved into another one: those in epochs, and `net`."""
-    found = {field.name: field.GetOptions().Extensions[epochs_of] for field in kind.fields if is_twin(field)}
-    return {**found, "net": "model"} if kind is SOLVER else found
+    """Return the fields of a message that resolve to another field, with that field: the twins in epochs, and `net`."""
+    twins = {field.name: field.GetOptions().Extensions[epochs_of] for field in kind.fields if is_twin(field)}
+    return {**twins, "net": "model"} if kind is SOLVER else twins
 
 
 @cache
 def partner(field: FieldDescriptor) -> str:
-    """The field of the same message that says the same thing in another unit, or ''."""
-    found = pairs(field.containing_type)
-    return found.get(field.name) or next((name for name in found if found[name] == field.name), "")
+    """Return the field of the same message that sets the same thing in another unit, or ''."""
+    twins = pairs(field.containing_type)
+    return twins.get(field.name) or next((name for name in twins if twins[name] == field.name), "")
 
 
 def merge(layers: Sequence[Block]) -> Block:
-    """Return the settings that the layers, lowest first, come to; `clear` of them is what took nothing away. `check_layers` finds mistakes in
-    `clear` and in pairs."""
+    """Merge the layers, lowest first; the result's `clear` has the paths that removed nothing. `check_layers` reports mistakes in `clear` and
+    in pairs."""
     merged = Block(SOLVER, layers[-1].place)
     for layer in layers:
         merged = _merged(merged, layer)
@@ -84,13 +83,13 @@ def _merged(base: Block, layer: Block) -> Block:
 
 
 def _holding(entry: Entry, block: Block) -> Entry:
-    """The entry of a message with another block in it, the first of a list."""
+    """Return the entry of a message with another block in place of its first."""
     first, *others = entry.values
     return replace(entry, values=(replace(first, value=block), *others))
 
 
 def _without(block: Block, path: Sequence[str]) -> Block:
-    """The block without the field that `path` leads to."""
+    """Return the block without the field at `path`."""
     name, *rest = path
     entries, inner = dict(block.entries), block.block(name)
     if not rest:
@@ -102,7 +101,7 @@ def _without(block: Block, path: Sequence[str]) -> Block:
 
 
 def check_layers(layers: Sequence[Block], problems: Problems) -> None:
-    """Both of a pair in one layer, and `clear` of something that is not a field, stands in the same layer, or is not inherited."""
+    """Report both fields of a pair in one layer, and `clear` of a path that is not a field, is set in the same layer, or is not inherited."""
     for number, layer in enumerate(layers):
         for second, first in pairs(SOLVER).items():
             if first in layer.entries and second in layer.entries:
@@ -114,13 +113,13 @@ def check_layers(layers: Sequence[Block], problems: Problems) -> None:
 
 def _same_thing(first: Entry, second: Entry, problems: Problems) -> None:
     earlier, later = sorted((first, second), key=lambda entry: entry.name)
-    message = f"`{later.field.name}` and `{earlier.field.name}` say the same thing"
-    problems.add(later.name, message, f"keep one of them; the other stands in line {earlier.name.line}")
+    message = f"`{later.field.name}` and `{earlier.field.name}` set the same thing"
+    problems.add(later.name, message, f"keep one of them; the other is in line {earlier.name.line}")
 
 
 def _check_clear(path: str, value: Value, layer: Block, below: Sequence[Block], problems: Problems) -> None:
     kind, field, entry = SOLVER, None, None
-    own: Block | None = layer
+    holder: Block | None = layer
     for word in path.split("."):
         if kind is None or (field is not None and field.is_repeated):
             problems.add(value.span, f"`clear` names `{path}`, and `{field.name if field else ''}` has no such field")
@@ -135,15 +134,15 @@ def _check_clear(path: str, value: Value, layer: Block, below: Sequence[Block], 
             problems.add(value.span, message, hint)
             return
         kind = field.message_type
-        entry = own.entries.get(word) if own else None
-        own = own.block(word) if own else None
+        entry = holder.entries.get(word) if holder else None
+        holder = holder.block(word) if holder else None
     assert field is not None
     other = partner(field)
     if entry and not is_message(entry.field):
         hint = f"it is set in line {entry.name.line}; take one of them out"
-        problems.add(value.span, f"`{path}` is cleared and set in one place", hint)
+        problems.add(value.span, f"`{path}` is cleared and set in one file", hint)
     elif not below:
-        message = "`clear` takes away what is inherited, and here nothing is"
+        message = "`clear` removes inherited fields, and here nothing is inherited"
         problems.add(value.span, message, "write it in a stage's file")
     elif other and not any(b.broken or path in b.doubtful for b in below):
         inherited = merge(below).entries
@@ -152,7 +151,7 @@ def _check_clear(path: str, value: Value, layer: Block, below: Sequence[Block], 
 
 
 def edit(base: Block, path: Sequence[str], leaf: Block) -> Block:
-    """`base` with the entries of `leaf` put into the message that `path` leads to, which is made if it is not there; of a list into the first."""
+    """Return `base` with the entries of `leaf` merged into the message at `path`, made if missing; in a list into the first."""
     if not path:
         return replace(_merged(base, leaf), place=base.place)
     name, *rest = path
@@ -168,31 +167,32 @@ def edit(base: Block, path: Sequence[str], leaf: Block) -> Block:
 
 
 def in_iterations(block: Block, images: int | None, problems: Problems) -> Block:
-    """The settings with every duration in iterations, still at the place where it was written. `images` (of an epoch) is None where it isn't known; what depends on it is doubtful then."""
+    """Return the settings with every duration in iterations, at its position as written. `images`: of an epoch; if None, durations in epochs
+    are doubtful."""
     batch = View(block).known("batch_size")
 
     def count(measure: Callable[[float, int, int], Any], epochs: Value, name: str) -> Any:
         if images is None or batch is None:
             return None
         assert isinstance(epochs.value, int | float)
-        # 0 epochs mean what 0 iterations mean (none), and not the one iteration that a short duration is rounded up to.
-        found = measure(epochs.value, images, batch) if epochs.value else 0
-        if found > INT64_MAX:
+        # 0 epochs are 0 iterations, and not the one iteration that a short duration is rounded up to.
+        iterations = measure(epochs.value, images, batch) if epochs.value else 0
+        if iterations > INT64_MAX:
             problems.add(epochs.span, f"`{name}` is more iterations than 64 bits can count")
             return None
-        return int(found) if found.denominator == 1 else float(found)
+        return int(iterations) if iterations.denominator == 1 else float(iterations)
 
     def below(block: Block) -> Block:
         iterations = pairs(block.kind)
         doubtful = block.doubtful | {iterations[name] for name in iterations if name in block.doubtful}
         if block.kind is _KNOT and not block.broken and not doubtful:
             doubtful |= _missing_in_knot(block, problems)
-        measure = units.exact if block.kind is _KNOT else units.iterations  # a knot is at no whole one in general
+        measure = units.exact if block.kind is _KNOT else units.iterations  # a knot may be between two iterations
         entries = {}
         for name, entry in block.entries.items():
             if name in iterations:
                 field = block.kind.fields_by_name[iterations[name]]
-                if field.name in block.entries and block.kind is not SOLVER:  # that `check_layers` looks at
+                if field.name in block.entries and block.kind is not SOLVER:  # which `check_layers` checks
                     _same_thing(block.entries[field.name], entry, problems)
                 counted = ((count(measure, value, name), value) for value in entry.values)
                 values = [Value(n, f"{name}: {value.text}", value.span) for n, value in counted if n is not None]
@@ -216,23 +216,23 @@ def _missing_in_knot(block: Block, problems: Problems) -> set[str]:
     if EPOCH in block.entries:
         missing -= {"iter"}
     if "factor" in missing:
-        problems.add(block.place, "Knot lacks `factor`", "write `factor: 1` for base_lr itself, say")
+        problems.add(block.place, "Knot lacks `factor`", "for example, write `factor: 1` for base_lr itself")
     elif missing:
-        problems.add(block.place, "Knot lacks `iter` or `epoch`", "write `epoch: 5` or `iter: 1000`, say")
+        problems.add(block.place, "Knot lacks `iter` or `epoch`", "for example, write `epoch: 5` or `iter: 1000`")
     return missing
 
 
 def divisors(number: int, near: int) -> str:
-    """The divisors of `number` next to `near`, as a hint; nothing where the search would be long."""
+    """Return the divisors of `number` next to `near`, as a hint; '' if the search would be long."""
     if number > 10_000_000:
         return ""
-    found = [d for d in range(1, min(number, 100_000) + 1) if number % d == 0]
-    both = [d for d in found if d < near][-1:] + [d for d in found if d > near][:1]
+    fitting = [d for d in range(1, min(number, 100_000) + 1) if number % d == 0]
+    both = [d for d in fitting if d < near][-1:] + [d for d in fitting if d > near][:1]
     return f"{' or '.join(map(str, both))} would" if both else ""
 
 
 def layer_of(span: Span | None, schedule: str) -> str:
-    """Which layer a place belongs to: `default`, `schedule`, `stage`, `--set` or `LMDB`."""
+    """Return the layer of a span: `default`, `schedule`, `stage`, `--set` or `LMDB`."""
     if span is None:
         return "default"
     if span.path in (SET, LMDB):
@@ -241,10 +241,10 @@ def layer_of(span: Span | None, schedule: str) -> str:
 
 
 def higher(view: View, first: str, second: str) -> Span:
-    """Where to point when two values don't fit: at the one in the higher layer, at `first` if they share it."""
+    """Return the span of the value in the higher layer, of `first` if both share it, for a message about a conflict."""
 
-    def height(place: Span) -> int:
-        return 3 if place.path == SET else {"stage": 1, "sweep": 2}.get(view.block.own.get(place, ""), 0)
+    def height(span: Span) -> int:
+        return 3 if span.path == SET else {"stage": 1, "sweep": 2}.get(view.block.layers.get(span, ""), 0)
 
     a, b = view.place(first), view.place(second)
     return b if height(b) > height(a) else a

@@ -1,7 +1,7 @@
-"""Text -> tokens of protobuf's text format, each with its place; a cursor over them; token -> value. Pure.
+"""Tokens of protobuf's text format with their positions; a cursor over them; the value of a token. Pure.
 
-The tokens are those of google.protobuf.text_format, so that what this parser accepts means the same there. What is
-refused here alone is said in `unescape` and in `parse`.
+The tokens match google.protobuf.text_format, so that accepted text means the same in both. `unescape` and `parse` list what only this
+parser refuses.
 """
 
 import enum
@@ -14,13 +14,13 @@ from google.protobuf.descriptor import FieldDescriptor
 from stagerun.base.errors import Problems, Span, listing, nearest
 from stagerun.language.tree import Scalar, retired_value, takes_arguments
 
-# A MARK is a single character: { } < > [ ] : ; , and whatever has no meaning.
+# A MARK is a single character: { } < > [ ] : ; , or one without a meaning.
 Kind = enum.Enum("Kind", "WORD NUMBER STRING MARK END")
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """`line` and `column` count from 1. A STRING has its quotes; without the closing one it ends at the line's end."""
+    """A token. `line` and `column` count from 1. A STRING includes its quotes; without the closing one it ends at the line's end."""
 
     kind: Kind
     text: str
@@ -39,34 +39,33 @@ _TOKEN = re.compile(
 
 
 def tokens(text: str) -> list[Token]:
-    """All tokens of a text, and an END after the last one. Any text has tokens; `parse` says whether they make sense."""
+    """Return all tokens of a text, and an END after the last one. Any text has tokens; `parse` checks whether they make sense."""
     lines = text.split("\n")
-    found = [
+    all_tokens = [
         Token(Kind[str(match.lastgroup)], match.group(), number, match.start() + 1)
         for number, line in enumerate(lines, 1)
         for match in _TOKEN.finditer(line)
         if match.lastgroup is not None
     ]
-    return [*found, Token(Kind.END, "", len(lines), len(lines[-1]) + 1)]
+    return [*all_tokens, Token(Kind.END, "", len(lines), len(lines[-1]) + 1)]
 
 
-# -- a place in the tokens of a file, and how to go on behind a mistake
+# -- a position in the tokens of a file, and recovery after a mistake
 
 MOST_MISTAKES = 100  # of one file; after that the file is probably something else
 CLOSING = {"{": "}", "<": ">", "[": "]"}
 
 
 class TooManyMistakes(Exception):
-    """The rest of the file is not read."""
+    """Stops the reading of a file."""
 
 
 class Cursor:
-    """`token` is the next one. Mistakes go to `problems`. A mark is known by its text, which no other token
-    has."""
+    """A position in a file's tokens: `token` is the next one. Marks are compared by text, which no other token has."""
 
-    def __init__(self, path: str, found: list[Token], problems: Problems) -> None:
+    def __init__(self, path: str, tokens: list[Token], problems: Problems) -> None:
         self.path = path
-        self.tokens = found
+        self.tokens = tokens
         self.at = 0
         self.problems = problems
 
@@ -85,7 +84,7 @@ class Cursor:
         return token
 
     def took(self, *marks: str) -> bool:
-        """Go past the next token if it is one of these marks."""
+        """Skip the next token if it is one of these marks; return whether it was."""
         if not self.looking_at(*marks):
             return False
         self.at += 1
@@ -103,17 +102,17 @@ class Cursor:
             raise TooManyMistakes
 
     def instead(self) -> str:
-        return ", but here is the end" if self.at_end else f", not `{shown(self.token.text)}`"
+        return ", but the file ends" if self.at_end else f", not `{shown(self.token.text)}`"
 
     def starts_field(self, *marks: str) -> bool:
-        """Whether a name comes next, followed by what may follow a name."""
+        """Return whether a name comes next, followed by a mark that may follow a name."""
         return self.token.kind is Kind.WORD and self.tokens[self.at + 1].text in (":", "{", "<", *marks)
 
     def starts_line(self) -> bool:
         return self.at > 0 and self.tokens[self.at - 1].line != self.token.line
 
     def skip(self, closing: str = "") -> None:
-        """To the next name before a colon or brace, the next word that starts a line, the next closing brace, or the end; or past
+        """Skip to the next name before a colon or brace, the next word that starts a line, the next closing brace, or the end; or past
         `closing`."""
         while not (self.at_end or self.looking_at("}", ">") or self.starts_field("=")):
             if self.took(closing) or (self.token.kind is Kind.WORD and self.starts_line()):
@@ -121,7 +120,7 @@ class Cursor:
             self.skip_one()
 
     def skip_one(self) -> None:
-        """Past a token, or past a bracket and everything up to the one that closes it."""
+        """Skip a token, or a bracket and everything up to its closing bracket."""
         opening, depth = self.take(), 1
         if opening.text not in CLOSING:
             return
@@ -144,8 +143,8 @@ _ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})|U
 
 
 def unescape(text: str) -> bytes:
-    r"""The bytes that the inside of a string literal means. ValueError, with what is wrong, for an escape that has no
-    meaning: Python's text_format keeps its backslash (and takes `\N{NAME}`), C++'s refuses it, and so does this.
+    r"""Return the bytes of the inside of a string literal. ValueError for an escape without a meaning: Python's text_format keeps its
+    backslash (and accepts `\N{NAME}`), C++'s refuses it, and so does this.
     """
 
     def replace(match: re.Match[str]) -> str:
@@ -163,20 +162,20 @@ def unescape(text: str) -> bytes:
             raise ValueError(f"`{match.group()}` is more than a byte")
         return chr(code)
 
-    # One character per byte, so that \303\251 and a plain é may stand side by side.
+    # One character per byte, so that \303\251 and a plain é can be mixed.
     return _ESCAPE.sub(replace, text.encode().decode("latin-1")).encode("latin-1")
 
 
 # -- one token -> the value of a field, as google.protobuf.text_format reads it, but finite
 
 INT64_MAX = 2**63 - 1
-# The least and the largest whole number, and its bits. stagerun's own are all INT64; Caffe's are of several types.
+# The least and the largest whole number, and its bits. stagerun's fields are all INT64; Caffe's have several types.
 INTEGERS = {
     FieldDescriptor.TYPE_INT64: (-(2**63), INT64_MAX, 64),
     FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1, 32),
     FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1, 32),
 }
-# A float of Caffe's is read as the number that is written, too.
+# A float of Caffe's is also read as the number that is written.
 NUMBERS = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT)
 
 _BOOLEANS = {**dict.fromkeys(("true", "t", "1", "True"), True), **dict.fromkeys(("false", "f", "0", "False"), False)}
@@ -194,7 +193,7 @@ PLAIN = "write a plain number: no `%`, no arithmetic"
 
 
 class WrongValue(Exception):
-    """A value that the field can't have: the message starts with a verb, `is a whole number, not "2"`."""
+    """The field can't have the value; the message starts with a verb, `is a whole number, not "2"`."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -203,7 +202,7 @@ class WrongValue(Exception):
 
 
 def read(field: FieldDescriptor, token: Token) -> Scalar:
-    """The value of a whole number, number, BOOL or ENUM field. WrongValue if the token doesn't have one."""
+    """Return the value of a whole number, number, BOOL or ENUM field. WrongValue."""
     text = token.text
     if token.kind is Kind.STRING:
         inside = text.strip("\"'")
@@ -222,7 +221,7 @@ def read(field: FieldDescriptor, token: Token) -> Scalar:
 
 
 def wanted(field: FieldDescriptor) -> str:
-    """What a field's value is, in words."""
+    """Return the kind of a field's value, in words."""
     if field.enum_type is not None:
         return listing(_values(field))
     return "`{ name: value ... }`" if takes_arguments(field) else WORDS[field.type]
@@ -233,7 +232,7 @@ def _values(field: FieldDescriptor) -> list[str]:
 
 
 def string(token: Token) -> bytes:
-    """The bytes that one string literal means."""
+    """Return the bytes of a string literal. WrongValue."""
     if len(token.text) < 2 or token.text[-1] != token.text[0]:
         raise WrongValue("has no closing quote", f"end the text with {token.text[0]} on the same line")
     try:
@@ -249,14 +248,14 @@ def utf8(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise WrongValue("is not UTF-8", "write the characters themselves rather than their bytes") from None
+        raise WrongValue("is not UTF-8", "write the characters rather than their bytes") from None
 
 
 def _integer(text: str, low: int, high: int, bits: int) -> int:
     try:
         value = int(re.sub("^(-?)0([0-9]+)$", r"\g<1>0o\2", text), 0)
     except ValueError:
-        if len(text) > 4000 and text.strip("-").isdecimal():  # Python reads no longer ones
+        if len(text) > 4000 and text.strip("-").isdecimal():  # Python refuses longer numbers
             raise WrongValue(f"is too large for {bits} bits") from None
         raise WrongValue(f"is a whole number, not `{shown(text)}`", _whole(text)) from None
     if low == 0 and value < 0:
@@ -267,7 +266,7 @@ def _integer(text: str, low: int, high: int, bits: int) -> int:
 
 
 def _whole(text: str) -> str:
-    """How to write a number such as 1e3 as a whole one, as a hint."""
+    """Return a hint that writes a number such as 1e3 as a whole number."""
     try:
         number = _number(text)
     except WrongValue as wrong:
@@ -295,17 +294,17 @@ def _enum(field: FieldDescriptor, text: str) -> str:
     try:
         value = kind.values_by_name.get(text) or kind.values_by_number.get(int(text, 0))
     except ValueError:
-        # A slip of the pen, TOPK for TOP_K: FP16 is no slip for FP64.
-        hint = nearest(text.upper(), _values(field), cutoff=0.8) or f"known: {wanted(field)}"
+        # A typo is TOPK for TOP_K, but not FP16 for FP64.
+        hint = nearest(text.upper(), _values(field), cutoff=0.8) or f"values: {wanted(field)}"
         raise WrongValue(f"has no value `{shown(text)}`", hint) from None
     if value is None:
-        raise WrongValue(f"has no value number {shown(text)}", f"known: {wanted(field)}")
+        raise WrongValue(f"has no value number {shown(text)}", f"values: {wanted(field)}")
     if hint := retired_value(value):
         raise WrongValue(f"had the value `{value.name}`, which was retired", hint)
     return str(value.name)
 
 
 def shown(text: str) -> str:
-    """A piece of the file for use in a message: only what prints, and shortened."""
+    """Return a piece of the file for a message: printable and shortened."""
     cut = text if len(text) <= 40 else text[:37] + "..."
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in cut)

@@ -1,11 +1,10 @@
-"""Every network by name, where it is made, and what can be known of it without torch. Literal tables; `models` builds them.
+"""Every network by name, its function, and its facts that need no torch. Literal tables; `models` builds the networks.
 
-A new network is a function in stagerun/models, which makes it of a `recipe.Model`, and a row of NETWORKS here. Its
-name goes into the comment of `Model.name` in protos/stagerun.proto, which `stagerun help` shows.
+A new network is a function in stagerun/models, which makes it from a `recipe.Model`, and a row of NETWORKS here. Add its
+name to the comment of `Model.name` in protos/stagerun.proto, which `stagerun help` shows.
 
-From torchvision come all networks that its `models` lists as classifiers. What it has besides is left out: detection,
-segmentation, key points, optical flow and video answer something else than one class per image, and the quantised
-classifiers hold integers, which can't be trained.
+The table has all networks that torchvision's `models` lists as classifiers. It leaves out detection, segmentation, key points,
+optical flow and video, which don't return one class per image, and the quantised classifiers, whose integers can't be trained.
 """
 
 import re
@@ -15,20 +14,17 @@ from stagerun.base import recipe
 from stagerun.base.code import Code, WrongCode, code_of, names_code
 from stagerun.language.lexer import shown
 
-# moving_average_fraction and eps of BatchNorm where the network's authors wrote nothing else: 1 - momentum and eps of torch.
+# moving_average_fraction and eps of BatchNorm unless the network's authors chose others: 1 - momentum and eps of torch.
 PLAIN = (0.9, 1e-5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """`made_by`: what makes it, `MODULE.NAME` in stagerun/models; '' for torchvision's, which has it by the same name.
-
-    `batch_norm`: moving_average_fraction and eps as published, None where there is no BatchNorm.
-
-    Images have at least `smallest` pixels on each side and at most `largest`. `zero_gamma`, `blur_pool`, `fc_weight`
-    and `fc_bias` say whether these settings of Model mean something: the last two that there is a linear layer at the
-    end, and that it has biases. `foreign`: it comes from outside, and nothing is known of it.
-    """
+    """Facts of a network. `made_by`: its function, `MODULE.NAME` in stagerun/models; '' for torchvision's of the same
+    name. `batch_norm`: moving_average_fraction and eps as published, None without BatchNorm. Images have at least
+    `smallest` pixels on each side and at most `largest`. `zero_gamma`, `blur_pool`, `fc_weight` and `fc_bias`: whether
+    these settings of Model apply; the last two mean a final linear layer, and biases in it. `foreign`: it comes from
+    outside, and all facts are unknown."""
 
     made_by: str = ""
     batch_norm: tuple[float, float] | None = PLAIN
@@ -42,12 +38,12 @@ class Network:
 
     @property
     def sizes(self) -> str:
-        """`224 x 224 pixels only`, or `75 x 75 pixels or more`."""
+        """Return `224 x 224 pixels only`, or `75 x 75 pixels or more`."""
         limit = "only" if self.smallest == self.largest else "or more"
         return f"{self.smallest} x {self.smallest} pixels {limit}"
 
     def fits(self, height: int, width: int) -> bool:
-        """Whether it takes images of that many pixels."""
+        """Return whether the network takes images of this size."""
         return self.smallest <= min(height, width) and (self.largest is None or max(height, width) <= self.largest)
 
 
@@ -55,7 +51,7 @@ def _all(network: Network, names: str) -> dict[str, Network]:
     return dict.fromkeys(names.split(), network)
 
 
-# All that torchvision lists as classifiers, those alike together.
+# All of torchvision's classifiers, similar ones together.
 TORCHVISION: dict[str, Network] = {
     "alexnet": Network(smallest=63, batch_norm=None),
     **_all(
@@ -98,11 +94,11 @@ TORCHVISION: dict[str, Network] = {
 NETWORKS: dict[str, Network] = {
     **TORCHVISION,
     "alexnet_bn": Network(made_by="small.alexnet_bn", smallest=15, fc_bias=False),
-    # MXNet's own BatchNorm in November 2015; two months later its eps was 1e-3.
-    "inception_bn": Network(made_by="inception.inception_bn", batch_norm=(0.9, 1e-10)),
-    "inception_bn_28_small": Network(made_by="inception.inception_bn_28_small", batch_norm=(0.9, 1e-10)),
+    # MXNet's BatchNorm in November 2015; two months later its eps was 1e-3.
+    "inception_bn": Network(made_by="small.inception_bn", batch_norm=(0.9, 1e-10)),
+    "inception_bn_28_small": Network(made_by="small.inception_bn_28_small", batch_norm=(0.9, 1e-10)),
     "resnet50_intel_caffe": Network(
-        made_by="resnet.resnet50_intel_caffe", smallest=3, batch_norm=(0.95, 1e-5), zero_gamma=True, blur_pool=True
+        made_by="catalog.resnet50_intel_caffe", smallest=3, batch_norm=(0.95, 1e-5), zero_gamma=True, blur_pool=True
     ),
     "resnet9": Network(made_by="small.resnet9", smallest=8, fc_bias=False),
     "resnet_small": Network(made_by="small.resnet_small", smallest=2, zero_gamma=True),
@@ -111,11 +107,11 @@ NETWORKS: dict[str, Network] = {
 
 # A file of the user's, a package, or timm.
 _FOREIGN = Network(fc_weight=False, fc_bias=False, foreign=True)
-# A net of Caffe's, which says all of that itself.
+# A Caffe net, whose text has these facts.
 NET = Network(batch_norm=None, fc_weight=False, fc_bias=False)
 TIMM = "timm/"
 _TIMM = re.compile(r"timm/[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?")
-# What timm's networks are called with unasked: no argument that loads weights, opens a file, or changes what the network answers with.
+# Arguments of timm's networks that need no consent: they load no weights, open no file, and don't change the kind of output.
 TIMM_ARGUMENTS = frozenset(
     """
     aa_layer act_layer always_partition attn_drop_rate avg_down base_width block_reduce_first bn_eps bn_momentum
@@ -132,36 +128,36 @@ TIMM_ARGUMENTS = frozenset(
 
 
 def network_of(name: str) -> Network:
-    """What is known of a network that `check` takes. KeyError."""
+    """Return the facts of a network that `check` accepts. KeyError."""
     return _FOREIGN if is_foreign(name) else NETWORKS[name]
 
 
 def known_of(model: recipe.Model) -> Network:
-    """The same for a checked network, a net of Caffe's included."""
+    """Return the facts of a checked network, which may be a Caffe net."""
     return NET if model.net is not None else network_of(model.name)
 
 
 def from_outside(model: recipe.Model) -> bool:
-    """Whether someone's Python makes the network. A net of Caffe's is data."""
+    """Return whether someone's Python makes the network. A Caffe net is data."""
     return model.net is None and is_foreign(model.name)
 
 
 def is_foreign(name: str) -> bool:
-    """Whether it comes from a file, a package or timm; `code_in` says whether that is a name that can be."""
+    """Return whether the network comes from a file, a package or timm; `code_in` checks the name."""
     return names_code(name) or name.startswith(TIMM)
 
 
 def code_in(name: str) -> Code | None:
-    """What makes a network from outside; None for one of stagerun's. WrongCode."""
+    """Return the code that makes a network from outside; None for one of stagerun's. WrongCode."""
     if name.startswith(TIMM):
         if _TIMM.fullmatch(name):
             return Code("", "timm", "create_model")
-        hint = 'write `"timm/resnet26d"`, say: weights that timm has are not of the network'
+        hint = 'write a name such as `"timm/resnet26d"`, without timm\'s tag of weights'
         raise WrongCode(f"`{shown(name)}` is not a network of timm", hint)
     return code_of(name) if names_code(name) else None
 
 
-# The fillers, and which fields of FillerParameter each reads. `models.layers` has their functions, which a test holds equal.
+# The fillers, and the fields of FillerParameter that each reads. `models.layers` has their functions; a test compares both.
 FILLER_FIELDS: dict[str, tuple[str, ...]] = {
     "constant": ("value",),
     "gaussian": ("std",),

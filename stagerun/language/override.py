@@ -1,8 +1,8 @@
 """`--set NAME=VALUE`: changes of single values, on the command line. Pure.
 
 NAME is a stage and a path inside its Solver (`collapse.max_epoch`, `collapse.transform_param.crop_size`), or a path
-inside Schedule (`seed`, `data.train.source`, `solver.batch_size`). VALUE is what would follow the colon in a
-file; the quotes of a text may be left out. A path into a message changes that one field of it and leaves its others.
+inside Schedule (`seed`, `data.train.source`, `solver.batch_size`). VALUE is the text after the colon in a file; the
+quotes of a text are optional. A path into a message changes only that field.
 Problems point into the argument: path `--set`, its line counts the arguments.
 """
 
@@ -31,9 +31,7 @@ from stagerun.language.tree import (
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """`leaf` holds the one entry that goes into the message at `path`, which starts in the stage's Solver, or in
-    Schedule where `stage` is None.
-    """
+    """A change. `leaf` holds the entry for the message at `path`, which starts in the stage's Solver, or in Schedule if `stage` is None."""
 
     stage: str | None
     path: tuple[str, ...]
@@ -41,25 +39,25 @@ class Override:
 
 
 def read(arguments: Sequence[str], stages: Sequence[str], problems: Problems) -> list[Override]:
-    """The arguments that make sense; mistakes in the others go to the problems."""
+    """Return the arguments that make sense; report mistakes in the others."""
     lines = [argument.replace("\n", " ") for argument in arguments]
     problems.file(SET, "\n".join(lines))
-    found: dict[tuple[str | None, tuple[str, ...]], Override] = {}
+    overrides: dict[tuple[str | None, tuple[str, ...]], Override] = {}
     for line, argument in enumerate(lines, 1):
         override = _one(line, argument, stages, problems)
         if override is None:
             continue
-        place, key = override.leaf.place, (override.stage, (*override.path, *override.leaf.entries))
-        if key in found:
-            hint = f"argument {found[key].leaf.place.line} sets it already"
-            problems.add(place, f"`{argument[: place.width]}` is set twice", hint)
-        found.setdefault(key, override)
-    return list(found.values())
+        span, key = override.leaf.place, (override.stage, (*override.path, *override.leaf.entries))
+        if key in overrides:
+            hint = f"argument {overrides[key].leaf.place.line} sets it already"
+            problems.add(span, f"`{argument[: span.width]}` is set twice", hint)
+        overrides.setdefault(key, override)
+    return list(overrides.values())
 
 
 def _one(line: int, argument: str, stages: Sequence[str], problems: Problems) -> Override | None:
     name, equals, text = argument.partition("=")
-    whole, place = Span(SET, line, 1, max(1, len(argument))), Span(SET, line, 1, len(name))
+    whole, span = Span(SET, line, 1, max(1, len(argument))), Span(SET, line, 1, len(name))
     if any(0xD800 <= ord(c) <= 0xDFFF for c in argument):  # how Python passes on bytes that are not UTF-8
         problems.add(whole, "the argument is not UTF-8")
         return None
@@ -69,7 +67,7 @@ def _one(line: int, argument: str, stages: Sequence[str], problems: Problems) ->
     words = name.split(".")
     stage = words[0] if words[0] in stages and words[0] not in SCHEDULE.fields_by_name else None
     if stage is not None and len(words) == 1:
-        problems.add(place, f"`{stage}` is a stage", f"write `{stage}.FIELD=VALUE`")
+        problems.add(span, f"`{stage}` is a stage", f"write `{stage}.FIELD=VALUE`")
         return None
     field = _follow(line, words, stage, stages, problems)
     if field is None:
@@ -77,16 +75,16 @@ def _one(line: int, argument: str, stages: Sequence[str], problems: Problems) ->
     if not text.strip():
         problems.add(whole, f"`{name}` has no value", f'write `{name}=""` for an empty text' if _is_text(field) else "")
         return None
-    entry = _value(line, len(name) + 2, text, field, place, problems)
+    entry = _value(line, len(name) + 2, text, field, span, problems)
     path = words[:-1] if stage is None else words[1:-1]
-    leaf = Block(field.containing_type, place, {field.name: entry}) if entry else None
+    leaf = Block(field.containing_type, span, {field.name: entry}) if entry else None
     return Override(stage, tuple(path), leaf) if leaf else None
 
 
 def _follow(
     line: int, words: Sequence[str], stage: str | None, stages: Sequence[str], problems: Problems
 ) -> FieldDescriptor | None:
-    """The field that a dotted name leads to, from the stage's settings or from the schedule."""
+    """Return the field of a dotted name, from the stage's settings or from the schedule; None after a mistake."""
     kind, column, field = SCHEDULE if stage is None else SOLVER, 1, None
     for number, word in enumerate(words):
         span = Span(SET, line, column, max(1, len(word)))
@@ -131,7 +129,7 @@ def _is_text(field: FieldDescriptor) -> bool:
     return bool(field.type == FieldDescriptor.TYPE_STRING) and not takes_arguments(field)
 
 
-def _value(line: int, column: int, text: str, field: FieldDescriptor, place: Span, problems: Problems) -> Entry | None:
+def _value(line: int, column: int, text: str, field: FieldDescriptor, name: Span, problems: Problems) -> Entry | None:
     if (
         _is_text(field)
         and not text.lstrip().startswith(('"', "'"))
@@ -141,40 +139,37 @@ def _value(line: int, column: int, text: str, field: FieldDescriptor, place: Spa
         if "\0" in text:
             problems.add(span, f"`{field.name}` holds a NUL character")
             return None
-        return Entry(field, place, (Value(text, quoted(text), span),))
+        return Entry(field, name, (Value(text, quoted(text), span),))
     if tokens(text)[0].kind is Kind.END:
-        problems.add(place, f"`{field.name}` has no value", "quote the argument: `#` starts a comment")
+        problems.add(name, f"`{field.name}` has no value", "quote the argument: `#` starts a comment")
         return None
     return parse_value(SET, line, column, text, field, problems)
 
 
-# -- `--set solver.FIELD=VALUE` that reaches no stage, since each sets the field itself
+# -- `--set solver.FIELD=VALUE` without effect, since each stage sets the field
 
 
 def check_reached(changes: Sequence[Override], stages: Mapping[str, Block], problems: Problems) -> None:
-    """Reports each change for all stages that reaches none. `stages` are their settings, merged, with durations as they
-    are written. Where a stage's settings are not known for a mistake in them, it may be the one that is reached.
-    """
+    """Report each change for all stages that reaches none. `stages`: their merged settings, with durations as written.
+    A stage whose settings have a mistake counts as reached."""
     for change in changes:
         if change.stage is not None or change.path[:1] != ("solver",):
             continue  # as `solver={...}`
-        path = (*change.path[1:], *change.leaf.entries)  # without an entry where the value is out of its range
+        path = (*change.path[1:], *change.leaf.entries)  # without an entry if the value is out of range
         passed = all(_passes_by(block, path[0], change.leaf.place) for block in stages.values() if path)
         if not change.leaf.entries or path[0] == "clear" or not stages or not passed:
             continue
         field, name, first = path[0], ".".join(path), next(iter(stages))
         other = partner(SOLVER.fields_by_name[field])
-        own = "its own" if len(path) == 1 else f"its own `{field}`"
         written = all(field in b.entries or other in b.entries for b in stages.values())
-        says = f"sets {own}" if written else f"sets {own}, or clears it"
-        message = f"`solver.{name}` reaches no stage: each {says}"
+        message = f"`solver.{name}` reaches no stage: each overrides it{'' if written else ' or clears it'}"
         problems.add(change.leaf.place, message, f"name the stage: `{first}.{name}=...`")
 
 
-def _passes_by(block: Block, field: str, place: Span) -> bool:
-    """Whether nothing in the block comes from the argument at `place`, which changes the field or something in it."""
+def _passes_by(block: Block, field: str, span: Span) -> bool:
+    """Return whether nothing in the block comes from the argument at `span`, which changes the field or a part of it."""
     if block.broken or field in block.doubtful:
         return False
     entry = block.entries.get(field)
     inside = [inner for value in block.blocks(field) for _, inner in value.walk()]
-    return entry is None or not any((e.name.path, e.name.line) == (SET, place.line) for e in (entry, *inside))
+    return entry is None or not any((e.name.path, e.name.line) == (SET, span.line) for e in (entry, *inside))

@@ -1,8 +1,8 @@
-"""Protobuf text format -> Block, for the messages of a .proto, with every mistake of the file and every place.
+"""Parses protobuf's text format as a Block, for the messages of a .proto, with every mistake of the file and every position.
 
-google.protobuf.text_format stops at the first mistake and keeps no places. This parser continues at the next field. What
-it accepts means the same there; on top of what text_format refuses it refuses numbers that are not finite, NUL
-characters, bytes that are not UTF-8, escapes without a meaning, and files above LARGEST bytes. Pure.
+google.protobuf.text_format stops at the first mistake and keeps no positions. This parser continues at the next field. Accepted text
+means the same in both; this parser also refuses numbers that are not finite, NUL characters, bytes that are not UTF-8, escapes without
+a meaning, and files above LARGEST bytes. Pure.
 """
 
 import re
@@ -31,9 +31,8 @@ def parse(
     problems: Problems,
     grammar: "Callable[[str, list[Token], Problems], Reader] | None" = None,
 ) -> Block:
-    """The message in a file; what could not be read of it is in `problems`, and doubtful in the Block. `grammar` is for
-    the messages of another .proto, whose unknown fields have other hints.
-    """
+    """Read the message in a file. Unreadable parts are reported, and doubtful in the Block. `grammar`: for the messages
+    of another .proto, whose unknown fields have other hints."""
     start = Span(path, 1, 1)
     text = _decoded(start, data, problems)
     if text is not None:
@@ -47,8 +46,8 @@ def parse(
 
 
 def _decoded(start: Span, data: bytes | str, problems: Problems) -> str | None:
-    """The text of a file; None with a problem if it can't be one. Its lines are known to `problems` from here on."""
-    # UTF-16 has such bytes too, and begins with one of its marks.
+    """Return the text of a file, and add its lines to `problems`; None after a mistake."""
+    # UTF-16 has NUL bytes too, and begins with one of two marks.
     binary = isinstance(data, bytes) and b"\0" in data[:BEGINNING] and data[:2] not in (b"\xff\xfe", b"\xfe\xff")
     hint = "is it a .prototxt? a .caffemodel or .solverstate is not text" if binary else ""
     if len(data) > LARGEST:
@@ -62,61 +61,59 @@ def _decoded(start: Span, data: bytes | str, problems: Problems) -> str | None:
     if wrong is None:
         return text
     before = text[: wrong.start()]
-    place = Span(start.path, before.count("\n") + 1, len(before) - before.rfind("\n"))
+    span = Span(start.path, before.count("\n") + 1, len(before) - before.rfind("\n"))
     if wrong[0] == "\0":
-        problems.add(place, "the file holds a NUL character", hint or "is it a text file?")
+        problems.add(span, "the file holds a NUL character", hint or "is it a text file?")
     else:
-        problems.add(place, f"byte 0x{ord(wrong[0]) % 256:02x} is not UTF-8", hint or "save the file as UTF-8")
+        problems.add(span, f"byte 0x{ord(wrong[0]) % 256:02x} is not UTF-8", hint or "save the file as UTF-8")
     return None
 
 
 def parse_value(
     path: str, line: int, column: int, text: str, field: FieldDescriptor, problems: Problems
 ) -> Entry | None:
-    """The value of one field, of an argument's text from `column` on. None, and a problem, if it can't be read."""
+    """Read the value of one field in an argument's text from `column` on; None after a mistake."""
     reader = Reader(path, tokens("\n" * (line - 1) + " " * (column - 1) + text), problems)
-    place = Span(path, line, 1, max(1, column - 2))
+    span = Span(path, line, 1, max(1, column - 2))
     before = problems.count(path)
     try:
-        values = reader.values(field, place)
+        values = reader.values(field, span)
         if values is not None and not reader.at_end:
             reader.fail(
                 reader.token, f"`{shown(reader.token.text)}` after the value of `{field.name}`", "give one value"
             )
-    except TooManyMistakes:  # in the arguments before, or in a very long one
+    except TooManyMistakes:  # in earlier arguments, or in a very long one
         return None
-    return Entry(field, place, values) if values is not None and problems.count(path) == before else None
+    return Entry(field, span, values) if values is not None and problems.count(path) == before else None
 
 
 class Reader(Cursor):
     """The grammar."""
 
-    def __init__(self, path: str, found: list[Token], problems: Problems) -> None:
-        super().__init__(path, found, problems)
-        # How many messages are never closed: then a field that belongs one level up shows where the brace is missing.
-        self.unclosed = sum(t.text in ("{", "<") for t in found) - sum(t.text in ("}", ">") for t in found)
-        self.around: list[Descriptor] = []  # the messages around the one that is read
-        self.swallowed = False  # the end came inside of a message: what stands in it may belong outside
+    def __init__(self, path: str, tokens: list[Token], problems: Problems) -> None:
+        super().__init__(path, tokens, problems)
+        # The number of unclosed messages: if any, a field that belongs one level up shows where the brace is missing.
+        self.unclosed = sum(t.text in ("{", "<") for t in tokens) - sum(t.text in ("}", ">") for t in tokens)
+        self.around: list[Descriptor] = []  # the messages around the current one
+        self.swallowed = False  # the file ended inside a message, whose last fields may belong outside
 
-    def block(self, kind: Descriptor, place: Span, opening: Token | None) -> Block:
-        """Fields up to the brace that closes `opening`, or to the end of the file."""
+    def block(self, kind: Descriptor, span: Span, opening: Token | None) -> Block:
+        """Read fields up to the brace that closes `opening`, or to the end of the file."""
         read: Read = {}
         doubtful: set[str] = set()
         broken = self.fields(kind, opening, read, doubtful)
         entries = {name: Entry(field, span, tuple(values)) for name, (field, span, values) in read.items()}
-        return Block(kind, place, entries, frozenset(doubtful), broken)
+        return Block(kind, span, entries, frozenset(doubtful), broken)
 
     def fields(self, kind: Descriptor, opening: Token | None, read: Read, doubtful: set[str]) -> bool:
-        """The fields of a block, into `read`. Whether its end is missing."""
+        """Read the fields of a block into `read`; return whether its end is missing."""
         closing = CLOSING[opening.text] if opening else ""
         while not self.at_end:
             token = self.token
             if token.kind is Kind.WORD:
                 if opening and self.belongs_outside(kind, token):
                     self.unclosed -= 1
-                    hint = (
-                        f"`{token.text}` in line {token.line} belongs outside of it; add the missing `{closing}` before"
-                    )
+                    hint = f"`{token.text}` in line {token.line} belongs outside it; add the missing `{closing}` before"
                     self.fail(opening, f"`{opening.text}` is never closed", hint)
                     return True
                 self.field(kind, read, doubtful)
@@ -125,7 +122,7 @@ class Reader(Cursor):
                     self.fail(token, f"`{token.text}` closes nothing", "take it out, or look for a missing `{` above")
                     continue
                 if token.text != closing:
-                    hint = f"`{opening.text}` stands in line {opening.line}"
+                    hint = f"`{opening.text}` is in line {opening.line}"
                     self.fail(token, f"`{token.text}` where `{closing}` is expected", hint)
                 return False
             else:
@@ -138,20 +135,20 @@ class Reader(Cursor):
         return self.swallowed
 
     def hint_for_comma(self, token: Token) -> str:
-        """What `0,1` without brackets may have meant; '' for another token."""
+        """Return a hint about `0,1` without brackets; '' for other tokens."""
         if self.at < 3 or token.kind is not Kind.NUMBER or self.tokens[self.at - 1].text != ",":
             return ""
         pair = shown(self.tokens[self.at - 2].text), shown(token.text)
-        hint = f"numbers of a list stand in brackets: `[{', '.join(pair)}]`"
+        hint = f"a list of numbers needs brackets: `[{', '.join(pair)}]`"
         return f"a number has a point: `{'.'.join(pair)}`; {hint}" if all(map(str.isdecimal, pair)) else hint
 
     def belongs_outside(self, kind: Descriptor, name: Token) -> bool:
-        """Whether a brace is missing before this field: a message around this one has it, and this one has not."""
-        known = any(name.text in outer.fields_by_name for outer in self.around)
-        return self.unclosed > 0 and known and name.text not in kind.fields_by_name and self.starts_field("=")
+        """Return whether a brace is missing before this field: an outer message has it, and this one lacks it."""
+        in_outer = any(name.text in outer.fields_by_name for outer in self.around)
+        return self.unclosed > 0 and in_outer and name.text not in kind.fields_by_name and self.starts_field("=")
 
     def field(self, kind: Descriptor, read: Read, doubtful: set[str]) -> None:
-        """One field; into `read`, or what is wrong with it into the problems."""
+        """Read one field into `read`, or report its mistake."""
         name = self.take()
         field = kind.fields_by_name.get(name.text)
         if field is None:
@@ -163,7 +160,7 @@ class Reader(Cursor):
             self.pass_over()
             return
         values = self.after_name(field, name)
-        # Separators are optional, and one after a field is all that text_format takes.
+        # Separators are optional; text_format takes one after a field.
         self.took(",", ";")
         if values is None:
             doubtful.add(name.text)
@@ -172,8 +169,8 @@ class Reader(Cursor):
         elif field.is_repeated:
             read[name.text][2].extend(values)
         else:
-            hint = f"it already stands in line {read[name.text][1].line}"
-            self.fail(name, f"`{name.text}` is given twice", hint)
+            hint = f"it is already in line {read[name.text][1].line}"
+            self.fail(name, f"`{name.text}` is set twice", hint)
 
     def unknown(self, kind: Descriptor, name: Token, doubtful: set[str]) -> None:
         hint = hint_for_unknown(name.text, kind)
@@ -183,13 +180,13 @@ class Reader(Cursor):
         self.pass_over()
 
     def pass_over(self) -> None:
-        """Past the value of a field whose name is taken, whatever it is."""
+        """Skip the value of a field whose name is taken."""
         self.took(":", "=")
         self.skip()
         self.took(",", ";")
 
     def after_name(self, field: FieldDescriptor, name: Token) -> tuple[Value, ...] | None:
-        """The colon and the value. None, and all of it skipped, if there is a mistake."""
+        """Read the colon and the value; None, with both skipped, after a mistake."""
         message = is_message(field)
         if (
             self.took(":")
@@ -204,7 +201,7 @@ class Reader(Cursor):
         if message:
             self.fail(name, f"`{field.name}` is a message, but no `{{` follows", f"write `{field.name} {{ ... }}`")
             while self.token.line == name.line and not self.at_end and not self.looking_at("}", ">"):
-                self.take()  # the rest of the line was meant to be inside
+                self.take()  # the rest of the line belongs inside
             return None
         hint = f"write `{field.name}: ...`"
         if self.looking_at("{", "<"):
@@ -214,7 +211,7 @@ class Reader(Cursor):
             self.fail(name, f"`{field.name}` is {wanted(field)}, not a message", hint)
         else:
             if self.took("="):
-                hint = f"write `:` in place of `=`: `{field.name}: {shown(self.token.text)}`"
+                hint = f"write `:` instead of `=`: `{field.name}: {shown(self.token.text)}`"
             elif self.token.kind in (Kind.NUMBER, Kind.STRING):
                 hint = f"write `{field.name}: {shown(self.token.text)}`"
             self.fail(name, f"no `:` after `{field.name}`", hint)
@@ -222,11 +219,11 @@ class Reader(Cursor):
         return None
 
     def no_value(self) -> bool:
-        """Whether the next token can't be a value because it starts the next field or ends the block."""
+        """Return whether the next token can't be a value because it starts the next field or ends the block."""
         return self.starts_field() or self.at_end or self.looking_at("}", ">", ",", ";", "]")
 
     def values(self, field: FieldDescriptor, name: Span) -> tuple[Value, ...] | None:
-        """A value, or a list of them in brackets."""
+        """Read a value, or a list in brackets; None after a mistake."""
         opening = self.token
         if takes_arguments(field):
             return self.in_braces(field)
@@ -235,59 +232,59 @@ class Reader(Cursor):
             return None if value is None else (value,)
         if not field.is_repeated:
             sweep = f"to train with each, write one `sweep {{ name: ... solver {{ {field.name}: ... }} }}` for each combination"
-            sweep += " of values: there is no product of lists"
+            sweep += " of values: lists are not multiplied"
             hint = sweep if field.containing_type.name == "Solver" else "write one of them"
             self.fail(opening, f"`{field.name}` takes one value, not a list", hint)
             self.skip()
             return None
         self.take()
-        found: list[Value | None] = []
+        listed: list[Value | None] = []
         while not self.took("]"):
-            if found and not self.took(","):
-                if found[-1] is not None:
+            if listed and not self.took(","):
+                if listed[-1] is not None:
                     hint = f"the list starts in line {opening.line}"
                     self.fail(self.token, "expected `,` or `]`" + self.instead(), hint)
             elif self.no_value():
                 self.fail(self.token, f"expected a value of `{field.name}`" + self.instead())
             else:
-                found.append(self.value(field, name, listed=True))
+                listed.append(self.value(field, name, listed=True))
                 continue
             self.skip("]")
             return None
-        return tuple(v for v in found if v) if all(found) else None
+        return tuple(v for v in listed if v) if all(listed) else None
 
     def in_braces(self, field: FieldDescriptor) -> tuple[Value, ...] | None:
-        """`{ name: value ... }` with any names, as one text. None, and all of it skipped, if there is a mistake."""
+        """Read `{ name: value ... }` with any names as one text; None, with all of it skipped, after a mistake."""
         opening, before = self.token, self.problems.count(self.path)
         if not self.took("{"):
             message = f"`{field.name}` is `{{ name: value ... }}`" + self.instead()
             self.fail(opening, message, f"write `{field.name} {{ width: 64 }}`")
             self.skip()
             return None
-        found = list(arguments.parse(self, opening))
+        parsed = list(arguments.parse(self, opening))
         if self.at_end and self.tokens[self.at - 1].text != "}":
             self.swallowed = True
-        if not found and self.problems.count(self.path) == before:
+        if not parsed and self.problems.count(self.path) == before:
             self.fail(opening, f"`{field.name}` is empty", "remove it")
         if self.problems.count(self.path) > before:
             return None
-        text = arguments.written({name: value for name, value, _ in found})
-        return (Value(text, text, self.span(opening), {name: place for name, _, place in found}),)
+        text = arguments.written({name: value for name, value, _ in parsed})
+        return (Value(text, text, self.span(opening), {name: span for name, _, span in parsed}),)
 
     def value(self, field: FieldDescriptor, name: Span, listed: bool = False) -> Value | None:
         token = self.token
         if is_message(field) and self.took("{", "<"):
-            # In a list every message has its own place: its brace.
-            place = self.span(token) if field.is_repeated and name.line != token.line else name
+            # In a list, the span of a message is its brace.
+            span = self.span(token) if field.is_repeated and name.line != token.line else name
             self.around.append(field.containing_type)
-            block = self.block(field.message_type, place, token)
+            block = self.block(field.message_type, span, token)
             self.around.pop()
-            return Value(block, "", place)
+            return Value(block, "", span)
         if is_message(field) or token.kind in (Kind.MARK, Kind.END):
             hint = ""
             if is_message(field):
                 first = field.message_type.fields[0]
-                hint = f"write `{field.name} {{ ... }}`; inside goes `{first.name}`, say: {wanted(first)}"
+                hint = f"write `{field.name} {{ ... }}`; inside goes, for example, `{first.name}`: {wanted(first)}"
             self.fail(token, f"`{field.name}` is {wanted(field)}" + self.instead(), hint)
             self.skip()
             return None
@@ -305,7 +302,7 @@ class Reader(Cursor):
             return None
 
     def string(self, field: FieldDescriptor, first: Token) -> Value:
-        """Adjacent string literals, which count as one."""
+        """Read adjacent string literals as one."""
         if first.kind is not Kind.STRING:
             what = shown(first.text)
             raise WrongValue(f"is a text in quotes, not `{what}`", f'write `{field.name}: "{what}"`')
@@ -317,20 +314,20 @@ class Reader(Cursor):
 
 
 def hint_for_unknown(name: str, kind: Descriptor) -> str:
-    """What to write in place of a field that messages of this kind don't have."""
-    known = kind.fields_by_name
-    if ELSEWHERE.get(name) in known:
+    """Return a hint about a field that messages of this kind lack."""
+    fields = kind.fields_by_name
+    if ELSEWHERE.get(name) in fields:
         return f"did you mean `{ELSEWHERE[name]}`?"
     if kind is SOLVER and name in SCHEDULE.fields_by_name:
         return "it is a field of Schedule: write it in schedule.prototxt"
     if kind is SCHEDULE and name in SOLVER.fields_by_name:
         return "it is a field of Solver: write it in the stage's file, or in `solver { ... }` for every stage"
-    hint = CAFFE.get(name) or _of_another(name, kind) or nearest(name, known)
+    hint = CAFFE.get(name) or _of_another(name, kind) or nearest(name, fields)
     return hint or f"`stagerun help {kind.name}` lists them"
 
 
 def _of_another(name: str, kind: Descriptor) -> str:
-    """Where a field of another message is to be written."""
+    """Return a hint about a field of another message, or ''."""
     owners = [m for m in _messages() if name in m.fields_by_name]
     inside = [f.name for f in kind.fields if f.message_type in owners]
     if inside:
@@ -340,17 +337,17 @@ def _of_another(name: str, kind: Descriptor) -> str:
 
 @cache
 def _messages() -> list[Descriptor]:
-    found = [SCHEDULE]
-    for message in found:  # grows while it is walked
-        found += [f.message_type for f in message.fields if is_message(f) and f.message_type not in found]
-    return found
+    messages = [SCHEDULE]
+    for message in messages:  # grows during the loop
+        messages += [f.message_type for f in message.fields if is_message(f) and f.message_type not in messages]
+    return messages
 
 
-# -- what to write in place of fields that people know from Caffe and stagerun doesn't have
+# -- what to write instead of Caffe's fields that stagerun lacks
 CAFFE: dict[str, str] = {
     **dict.fromkeys(
         ("train_net", "net_param", "train_net_param"),
-        'a net is a file of its own, with the layers of both phases: `net: "train_val.prototxt"`',
+        'a net is a file with the layers of both phases: `net: "train_val.prototxt"`',
     ),
     **dict.fromkeys(
         ("test_net", "test_net_param"),
@@ -359,19 +356,19 @@ CAFFE: dict[str, str] = {
     ),
     "train_state": "leave it out: a network has no phases or levels here",
     "test_state": "leave it out: a network has no phases or levels here",
-    "solver_mode": "leave it out: where it is computed is chosen on the command line",
-    "device_id": "leave it out: where it is computed is chosen on the command line",
+    "solver_mode": "leave it out: the command line chooses the device",
+    "device_id": "leave it out: the command line chooses the device",
     "solver_type": 'write `type: "..."`; `stagerun help type` lists them',
-    "snapshot_prefix": "leave it out: snapshots go to ./out/NAME/snapshots, or below the folder given with --out",
+    "snapshot_prefix": "leave it out: snapshots go to ./out/NAME/snapshots, or below the folder of --out",
     "snapshot_after_train": "leave it out: a stage always ends with a snapshot",
-    "snapshot_diff": "leave it out: a snapshot holds weights, momentum and place, not gradients",
+    "snapshot_diff": "leave it out: a snapshot holds weights, momentum and position, not gradients",
     "snapshot_format": "leave it out: snapshots have one format",
-    "test_initialization": "leave it out: `test_interval` says how often the stage is evaluated",
+    "test_initialization": "leave it out: `test_interval` sets when the stage is evaluated",
     "test_compute_loss": "leave it out: an evaluation always has the loss",
     "debug_info": "leave it out",
     "layer": "a network is not described in layers: `model` in schedule.prototxt names one",
-    "data_param": "`data` in schedule.prototxt says where the images are",
-    "sweep": "sweeps stand in `stage { ... }` and are not nested: write one `sweep { ... }` for each combination",
+    "data_param": "`data` in schedule.prototxt names the images",
+    "sweep": "sweeps belong in `stage { ... }` and are not nested: write one `sweep { ... }` for each combination",
     "carry_momentum": "write `carry { momentum: KEEP }`",
     "lr_mult": 'write `param { name: "..." lr_mult: ... }`',
     "decay_mult": 'write `param { name: "..." decay_mult: ... }`',

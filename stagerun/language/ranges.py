@@ -1,20 +1,21 @@
-"""What a single value may be, whatever else is written: the bounds of stagerun.proto, choices and names. Pure."""
+"""Checks of single values: the bounds of stagerun.proto, choices, names, and members of ensembles. Pure."""
 
 import operator
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from google.protobuf.descriptor import FieldDescriptor
 
 from stagerun.base.code import WrongCode, code_of
-from stagerun.base.errors import Problems, Span, listing, nearest
+from stagerun.base.errors import Problems, listing, nearest
 from stagerun.base.proto import stagerun_pb2
 from stagerun.language.consent import NEEDED, Consent
 from stagerun.language.lexer import shown
 from stagerun.language.networks import FILLER_FIELDS, NETWORKS, code_in, is_foreign
 from stagerun.language.tree import SCHEDULE, SOURCE, Block, Entry, Scalar, Value
 from stagerun.schedule import POLICIES, SOLVER_TYPES
-from stagerun.schedule.averages import DECAYS
+from stagerun.schedule.policies import DECAYS
 
 # The options of the .proto that bound a number; their names are the words of the message.
 _BOUNDS = (
@@ -26,7 +27,7 @@ _BOUNDS = (
 
 
 def bounds_missed(field: FieldDescriptor, value: float) -> str:
-    """What a number must be, `at least 0 and below 1`; '' where it is."""
+    """Return the bounds that a number misses, `at least 0 and below 1`; '' if it is within."""
     options = field.GetOptions()
     stated = [(bound.name, options.Extensions[bound], holds) for bound, holds in _BOUNDS if options.HasExtension(bound)]
     if all(holds(value, bound) for _, bound, holds in stated):
@@ -53,7 +54,7 @@ RETIRED = {
     }
 }
 
-# What a text is the name of.
+# Texts that name something.
 _NAMES = {
     "Schedule.name": "be the name of a schedule",
     "StageEntry.name": "be the name of a stage",
@@ -70,7 +71,7 @@ def is_name(name: str, with_dots: bool = False) -> bool:
 
 
 def sound(block: Block, problems: Problems) -> Block:
-    """The block without the entries that hold a value out of range; those are reported, and doubtful from here on."""
+    """Return the block without entries whose value is out of range; report these and mark them doubtful."""
     entries: dict[str, Entry] = {}
     doubtful = set(block.doubtful)
     for name, entry in block.entries.items():
@@ -93,7 +94,7 @@ def sound(block: Block, problems: Problems) -> Block:
 
 
 def wrong(key: str, field: FieldDescriptor, value: Scalar, written: str) -> tuple[str, str]:
-    """What is wrong with one value and what to do about it; ('', '') if nothing is."""
+    """Return the mistake in one value and a hint; ('', '') if it is right."""
     if isinstance(value, str):
         if NEEDED.get(key) is Consent.CODE and (key != "Model.name" or is_foreign(value)):
             try:
@@ -117,10 +118,10 @@ def _wrong_text(key: str, field: FieldDescriptor, value: str) -> tuple[str, str]
     if hint := RETIRED.get(key, {}).get(value):
         return f"`{name}: {shown(value)}` was retired", hint
     if key in CHOICES and value not in CHOICES[key]:
-        known = "`stagerun help Model.name` lists them" if key == "Model.name" else f"known: {listing(CHOICES[key])}"
+        choices = "`stagerun help Model.name` lists them" if key == "Model.name" else f"values: {listing(CHOICES[key])}"
         if value == "?":
-            return f"`{name}` is still a question", known
-        return f"`{name}` has no value `{shown(value)}`", nearest(value, CHOICES[key]) or known
+            return f"`{name}` is still a question", choices
+        return f"`{name}` has no value `{shown(value)}`", nearest(value, CHOICES[key]) or choices
     if key in _NAMES:
         return _wrong_name(key, value)
     if options.HasExtension(stagerun_pb2.not_empty) and not value:
@@ -140,7 +141,7 @@ def _wrong_name(key: str, value: str) -> tuple[str, str]:
 
 
 def wrong_stage(name: str) -> tuple[str, str]:
-    """What is wrong with the name of a stage that is one, and what to do about it; ('', '') if nothing is."""
+    """Return the mistake in a stage's name that is well formed, and a hint; ('', '') if it is right."""
     if len(name) > LONGEST_NAME:
         hint = f"{LONGEST_NAME} at most: it becomes part of file names"
         return f"the name of stage `{shown(name)}` has {len(name)} characters", hint
@@ -149,8 +150,42 @@ def wrong_stage(name: str) -> tuple[str, str]:
     return "", ""
 
 
-def folder_name_problem(name: str, place: Span, problems: Problems) -> None:
-    """The folder's name is the schedule's where none is written."""
-    if not is_name(name, with_dots=True):
-        hint = 'write `name: "..."` with letters, digits, `_`, `-` and `.`'
-        problems.add(place, f"the folder's name `{shown(name)}` can't be the name of the schedule", hint)
+# -- members of an ensemble as written: `trunk`, `trunk@6000`, `trunk@6000..8000/500`
+
+MOST_SNAPSHOTS = 1000  # snapshots that one range may name
+_LARGEST = 10**18
+_RANGE = re.compile(r"([0-9]+)(?:\.\.([0-9]+)/([0-9]+))?", re.ASCII)
+
+
+class WrongMember(ValueError):
+    """(message, hint)"""
+
+
+def read_member(text: str) -> tuple[str, Sequence[int | None]]:
+    """Return the name and its iterations, None for the end. WrongMember if the text after the `@` makes no sense."""
+    name, mark, behind = text.partition("@")
+    if not mark:
+        return name, (None,)
+    match = _RANGE.fullmatch(behind)
+    if match is None or not name:
+        one = f"{name or 'trunk'}@6000"
+        hint = f"write `{one}` for one snapshot, `{one}..8000/500` for snapshots after 6000, 6500, ... 8000 iterations"
+        raise WrongMember(f"`{shown(text)}` is not a stage with iterations", hint)
+    first, *rest = (int(number[:19]) for number in match.groups() if number)
+    if not 0 < first < _LARGEST or max(rest, default=0) >= _LARGEST:
+        message = f"`{shown(behind)}` after the `@` is not a number of iterations, 1 or more"
+        raise WrongMember(message, "leave out the `@` for the end")
+    if not rest:
+        return name, (first,)
+    last, step = rest
+    if last < first:
+        raise WrongMember(f"`{behind}` ends before it begins", f"write `{name}@{last}..{first}/{step}`")
+    if not step or (last - first) % step:
+        hint = "write the step between them, as `/500`"
+        if step:
+            hint = f"write `{name}@{first}..{last - (last - first) % step}/{step}`, or another step"
+        raise WrongMember(f"steps of {step} from {first} don't reach {last}", hint)
+    count = (last - first) // step + 1
+    if count > MOST_SNAPSHOTS:
+        raise WrongMember(f"`{behind}` names {count} snapshots", f"{MOST_SNAPSHOTS} at most: write a longer step")
+    return name, range(first, last + 1, step)

@@ -1,4 +1,4 @@
-"""The texts of a folder -> recipe.Schedule, or every mistake in them. Pure, but for the readers that it is given."""
+"""Builds a recipe.Schedule from the texts of a folder, or reports every mistake in them. Pure, except for the readers passed in."""
 
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
@@ -10,16 +10,14 @@ from google.protobuf.descriptor import Descriptor
 
 from stagerun.base import recipe
 from stagerun.base.errors import Problem, Problems, RecipeError, Span, StagerunError, UsageError
-from stagerun.language import build, ensembles, labels, layers, override, ranges, rules, stages, teachers
+from stagerun.language import build, labels, layers, override, ranges, references, rules, stages
 from stagerun.language.code import MISSING, LocalFiles, Reader, Text, Unreadable
 from stagerun.language.identity import schedule_of
 from stagerun.language.nets import Files, Images, nets_of, of_stage
 from stagerun.language.override import Override
 from stagerun.language.parse import parse
-from stagerun.language.rules.code import require_code
 from stagerun.language.stages import Ends, Node
-from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, Block, Entry, Value, seen_by
-from stagerun.language.view import Doubtful, View
+from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, Block, Doubtful, Entry, Value, View, seen_by
 
 SCHEDULE_FILE = "schedule.prototxt"
 Records = Callable[[str], int]  # the folder of an LMDB -> its number of records; StagerunError
@@ -33,18 +31,17 @@ def read(
     records: Records | None = None,
     nets: Files | None = None,
 ) -> recipe.Schedule:
-    """The schedule that the files describe. RecipeError with all mistakes of all files.
-
-    `texts` has schedule.prototxt and all that it names by their path below the folder; a file that is not in it does not exist. `root` is
-    the folder's absolute path, `shown` the same as the user wrote it, for messages. `overrides` are the arguments of `--set`. `records`
-    counts the LMDB of a Source without `images`. `nets` reads Caffe's nets and what they name; None: they are in `texts`.
-    """
+    """Return the schedule that the files describe. RecipeError with all mistakes of all files. `texts`:
+    schedule.prototxt and the files it names, by their path below the folder; other files don't exist. `root`: the
+    folder's absolute path, `shown`: as the user wrote it, for messages. `overrides`: the arguments of `--set`.
+    `records` counts the LMDB of a Source without `images`. `nets` reads Caffe's nets and the files they name; None:
+    they are in `texts`."""
     return Folder(lambda file: texts.get(file, MISSING), root, shown, records, nets).schedule(overrides)
 
 
 class Folder:
-    """A schedule while it is read. Mistakes go to `problems`. `text` reads a file below its folder, `labels` one with labels, which may be
-    large; `records` is None where no LMDB may be looked at."""
+    """A schedule while it is read. Mistakes go to `problems`. `text` reads a file below its folder, `labels` a file of labels, which may be
+    large; `records` is None if LMDBs must not be read."""
 
     def __init__(
         self,
@@ -59,7 +56,7 @@ class Folder:
         self.text, self.labels = text, labels or text
         self.records = cache(records) if records is not None else None
         self.problems = Problems()
-        self.kept: dict[str, str] = {}  # the texts of the solver files, by their paths as in places
+        self.kept: dict[str, str] = {}  # the texts of the solver files, by their paths as in spans
         self.parsed = cache(self._parsed)
         self.nets = nets_of(nets or Files(text), shown, self.problems)
         self.python = LocalFiles(text, shown, self.problems)
@@ -74,7 +71,7 @@ class Folder:
         changes = [replace(change, leaf=ranges.sound(change.leaf, problems)) for change in changes]
         changed = _changed(written, changes)
         nodes = stages.nodes(changed, problems)
-        files = {node.name: self._own(node) for node in nodes}
+        files = {node.name: self._file(node) for node in nodes}
         schedule = self._counted(self.nets.moved(changed, files.values()))
         settings = self._settings(schedule, nodes, files, changes)
         schedule = self._with_networks(schedule, settings)
@@ -82,27 +79,25 @@ class Folder:
         lengths = {name: n for name, block in settings.items() if (n := View(block).known("max_iter"))}
         sure = {name: n for name, block in settings.items() if (n := build.earliest_end(View(block)))}
         ends = Ends(lengths, sure)
-        nodes = teachers.with_teachers(stages.check_branches(nodes, ends, problems), settings, problems)
+        nodes = references.with_teachers(stages.check_branches(nodes, ends, problems), settings, problems)
         order = stages.in_running_order(nodes, problems)
         rules.check(schedule, nodes, settings, posixpath.basename(self.root), problems)
         for block in settings.values():
             channels = View(seen_by(block, schedule)).known("model", "channels")
             self.nets.check_means(block, channels, partial(build.path_of, self.root))
-        ensembles.check(schedule, nodes, settings, ends, problems)
-        teachers.check_teachers(nodes, schedule, settings, self.nets, partial(self._images, schedule), problems)
+        references.check_ensembles(schedule, nodes, settings, ends, problems)
+        references.check_teachers(nodes, schedule, settings, self.nets, partial(self._images, schedule), problems)
         digests = labels.check(View(schedule), settings, self.labels, partial(posixpath.join, self.shown), problems)
-        named = [found for block in settings.values() for found in build.code_entries(block, schedule)]
-        once = {
-            (id(block), id(entry)): (block, entry) for block, entry, _ in named
-        }  # what stages share is looked at once
-        sources = self.python.sources(require_code(once.values(), self.python, problems))
+        named = [code for block in settings.values() for code in build.code_entries(block, schedule)]
+        unique = {(id(block), id(entry)): (block, entry) for block, entry, _ in named}  # stages share entries
+        sources = self.python.sources(rules.model.require_code(unique.values(), self.python, problems))
         if problems:
             raise RecipeError(problems.all())
 
         python = [(posixpath.join(self.shown, name), text) for name, text in sources.files]
-        beside = build.Beside(self.root, self.path, sources, digests, self.nets.held)
+        context = build.Context(self.root, self.path, sources, digests, self.nets.held)
         read = [*self.kept.items(), *python, *self.nets.kept.items()]
-        return schedule_of(schedule, settings, order, lengths, beside, self.python, read)
+        return schedule_of(schedule, settings, order, lengths, context, self.python, read)
 
     def _parsed(self, file: str, kind: Descriptor) -> Block | Unreadable:
         text = self.text(file)
@@ -112,24 +107,24 @@ class Folder:
         self.kept[path] = text if isinstance(text, str) else text.decode(errors="replace")
         return ranges.sound(parse(path, text, kind, self.problems), self.problems)
 
-    def _own(self, node: Node) -> Block:
-        """What a stage's own file says; an empty, broken Block where it can't be read."""
+    def _file(self, node: Node) -> Block:
+        """Return the settings in a stage's file; an empty, broken Block if it can't be read."""
         if node.file is None:
             return node.solver or Block(SOLVER, node.file_place, broken=True)
-        found = self.parsed(node.file, SOLVER)
-        if isinstance(found, Block):
-            return found
-        needed = found != MISSING or not node.filled
+        parsed = self.parsed(node.file, SOLVER)
+        if isinstance(parsed, Block):
+            return parsed
+        needed = parsed != MISSING or not node.filled
         if needed:
             path = posixpath.join(self.shown, node.file)
-            hint = "every stage has a file of its own, which `solver:` names, or says it here in `solver_param { ... }`"
-            self.problems.add(node.file_place, f"{path}: {found.reason}", hint)
+            hint = "a stage's settings are in its file, which `solver:` names, or here in `solver_param { ... }`"
+            self.problems.add(node.file_place, f"{path}: {parsed.reason}", hint)
         return Block(SOLVER, node.file_place, broken=needed)
 
     def _settings(
         self, schedule: Block, nodes: Sequence[Node], files: Mapping[str, Block], changes: Sequence[Override]
     ) -> dict[str, Block]:
-        """The settings of each stage by its name, durations in iterations."""
+        """Return the settings of each stage by its name, durations in iterations."""
         nothing = Block(SOLVER, schedule.place, broken="solver" in schedule.doubtful or schedule.broken)
         for_all = [change for change in changes if change.stage is None]
         shared = [change for change in for_all if change.path[:1] == ("solver",)]
@@ -140,9 +135,9 @@ class Folder:
         layers.check_layers(base, self.problems)
         bottom = layers.merge(base)
 
-        def laid(bottom: Block, above: Sequence[Block], own: Sequence[Sequence[Override]]) -> Block:
+        def merge_all(bottom: Block, above: Sequence[Block], overrides: Sequence[Sequence[Override]]) -> Block:
             merged = layers.merge([_deep(bottom, inside), *above])
-            for changed in own:
+            for changed in overrides:
                 merged = _deep(layers.merge([merged, *_as_layer(changed)]), changed)
             return of_stage(merged, schedule.block("model"))
 
@@ -151,17 +146,18 @@ class Folder:
         for node in nodes:
             file = files[node.name]
             above = [file] if node.sweep is None else [file, node.sweep]
-            # Where one block makes several stages: changes for all of them first, then those for this one.
-            own = [[c for c in changes if c.stage == name] for name in (node.group, node.name) if name is not None]
-            set_here = [layer for changed in own for layer in _as_layer(changed)]
+            # If one block makes several stages: changes for all of them first, then changes for this one.
+            names = (node.group, node.name)
+            overrides = [[c for c in changes if c.stage == name] for name in names if name is not None]
+            set_here = [layer for changed in overrides for layer in _as_layer(changed)]
             layers.check_layers([bottom, *above, *set_here], self.problems)
-            merged = laid(bottom, above, own)
+            merged = merge_all(bottom, above, overrides)
             net = self.nets.below(merged, layers.merge([bottom, *above]), schedule)
-            if net is not None:  # what a net of Caffe's says lies below all else
-                merged = laid(layers.merge([net, *base]), above, own)
+            if net is not None:  # a Caffe net is the lowest layer
+                merged = merge_all(layers.merge([net, *base]), above, overrides)
             named = zip(above, ("stage", "sweep"), strict=False)
-            places = {entry.place: layer for block, layer in named for _, entry in block.walk()}
-            merged = self._counted(replace(merged, place=file.place, own=places))
+            spans = {entry.place: layer for block, layer in named for _, entry in block.walk()}
+            merged = self._counted(replace(merged, place=file.place, layers=spans))
             written[node.name] = merged
             images = View(seen_by(merged, schedule)).known("data", "train", "images")
             settings[node.name] = layers.in_iterations(merged, images, self.problems)
@@ -169,7 +165,7 @@ class Folder:
         return settings
 
     def _counted(self, holder: Block) -> Block:
-        """A Schedule or Solver with `images` in every Source of its `data`."""
+        """Return a Schedule or Solver with `images` in every Source of its `data`."""
 
         def both(data: Block) -> Block:
             return data.changed("train", self._with_images).changed("val", self._with_images)
@@ -177,7 +173,7 @@ class Folder:
         return holder.changed("data", both)
 
     def _with_images(self, block: Block) -> Block:
-        """A Source that doesn't say how many records it has with what its LMDB says, where that may be looked at."""
+        """Count the LMDB of a Source without `images`, if LMDBs may be read."""
         source = View(block)
         with suppress(Doubtful):
             folder = source.text("source")
@@ -186,26 +182,26 @@ class Folder:
             message, hint = "Source lacks `images`", "write `images: N` with the number of its records"
             try:
                 if self.records is not None:
-                    found = self.records(build.path_of(self.root, folder))
-                    value = Value(found, str(found), Span(layers.LMDB, 1, 1))
+                    number = self.records(build.path_of(self.root, folder))
+                    value = Value(number, str(number), Span(layers.LMDB, 1, 1))
                     entry = Entry(SOURCE.fields_by_name["images"], value.span, (value,))
                     return replace(block, entries={**block.entries, "images": entry})
             except StagerunError as error:
                 message += f", and its images can't be counted: {error.message}"
-                hint = "check `source`; where the LMDB is on another machine, write `images: N` with the number of its records"
+                hint = "check `source`; if the LMDB is on another machine, write `images: N` with the number of its records"
                 if isinstance(error, UsageError):
                     hint = error.hint
             self.problems.add(block.place, message, hint)
         return block
 
     def _with_networks(self, schedule: Block, settings: dict[str, Block]) -> Block:
-        """The schedule, and in place the settings, with the classes, channels and multipliers of their nets."""
+        """Return the schedule, and change the settings, with the classes, channels and multipliers of their nets."""
         images = {name: self._images(schedule, block) for name, block in settings.items()}
         sharing = [images[name] for name, block in settings.items() if "model" not in block.entries]
         sized = self.nets.sized(schedule.block("model"), sharing or list(images.values()))
         for name, block in settings.items():
-            own = self.nets.sized(block.block("model"), [images[name]], sized)
-            settings[name] = self.nets.with_rules(_with_model(block, own), own or sized)
+            model = self.nets.sized(block.block("model"), [images[name]], sized)
+            settings[name] = self.nets.with_rules(_with_model(block, model), model or sized)
         return _with_model(schedule, sized)
 
     def _images(self, schedule: Block, settings: Block) -> Images:
@@ -218,7 +214,7 @@ def _with_model(holder: Block, model: Block | None) -> Block:
 
 
 def _changed(schedule: Block, changes: Sequence[Override]) -> Block:
-    """Schedule with each `--set` that is for itself and not for a Solver."""
+    """Apply each `--set` that changes the Schedule rather than a Solver."""
     for change in changes:
         solver = change.path[:1] == ("solver",) or (not change.path and "solver" in change.leaf.entries)
         if change.stage is None and not solver:
@@ -227,7 +223,7 @@ def _changed(schedule: Block, changes: Sequence[Override]) -> Block:
 
 
 def _as_layer(changes: Sequence[Override]) -> list[Block]:
-    """The changes of whole fields as one layer."""
+    """Return the changes of whole fields as one layer."""
     whole = [c.leaf for c in changes if not c.path]
     if not whole:
         return []
@@ -236,18 +232,18 @@ def _as_layer(changes: Sequence[Override]) -> list[Block]:
 
 
 def _deep(block: Block, changes: Sequence[Override]) -> Block:
-    """The changes inside messages, on top of what is inherited."""
+    """Apply the changes inside messages to the inherited settings."""
     for change in changes:
         if change.path:
             block = layers.edit(block, change.path, change.leaf)
     return block
 
 
-# -- without a look at what is wrong
+# -- without reporting mistakes
 
 
 def stage_nodes(text: Text) -> list[Node]:
-    """The stages of a schedule.prototxt, as far as it can be read; their teachers are not known."""
+    """Return the stages of a schedule.prototxt, as far as it can be read, without their references."""
     ignored = Problems()
     schedule = Block(SCHEDULE, Span(SCHEDULE_FILE, 1, 1))
     if not isinstance(text, Unreadable):

@@ -1,8 +1,11 @@
-"""What a file says, as written: blocks of entries with their places. Values; no meaning yet. And what the .proto says of a field."""
+"""A file's contents as written: blocks of entries with their positions, not interpreted yet, or
+read with their defaults (`View`); and the options of a field in the .proto."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, reduce
+from typing import Any
 
 from google.protobuf.descriptor import Descriptor, EnumValueDescriptor, FieldDescriptor
 
@@ -19,8 +22,7 @@ SOURCE: Descriptor = stagerun_pb2.Source.DESCRIPTOR
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value. An enum's is its name. `text` is how it is written, '' for a block. `names`: the places of the arguments that a function
-    is called with."""
+    """A value; an enum value is its name. `text`: as written, '' for a block. `names`: the positions of a function's arguments."""
 
     value: "Scalar | Block"
     text: str
@@ -30,7 +32,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A field that is written: one value, or for a repeated field all of them, in order."""
+    """A written field: one value, or for a repeated field all of them, in order."""
 
     field: FieldDescriptor
     name: Span
@@ -38,42 +40,41 @@ class Entry:
 
     @property
     def place(self) -> Span:
-        """Where a mistake in the value is shown: the value, or the name of a block."""
+        """Return where to show a mistake in the value: the value, or the name of a block."""
         return self.values[0].span if self.values and not is_message(self.field) else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A message. `doubtful` are fields that someone tried to write and that could not be read, so that nothing is known
-    of them; in a `broken` block (its end is missing) that holds for every field that is not there. `own` has the places of
-    a stage's own settings with the layer of each: "stage" for its file or `solver_param`, "sweep". Others are inherited, or of `--set`.
-    """
+    """A message. `doubtful`: fields that are written but could not be read, so that their values are unknown; in a
+    `broken` block (its end is missing) every missing field is doubtful. `layers`: the positions of a stage's settings
+    with their layer: "stage" for its file or `solver_param`, "sweep". Other settings are inherited, or from `--set`."""
 
     kind: Descriptor
     place: Span
     entries: Mapping[str, Entry] = field(default_factory=dict)
     doubtful: frozenset[str] = frozenset()
     broken: bool = False
-    own: Mapping[Span, str] = field(default_factory=dict)
+    layers: Mapping[Span, str] = field(default_factory=dict)
 
     def block(self, name: str) -> "Block | None":
-        """The message in a singular field."""
+        """Return the message in a singular field."""
         return next(self.blocks(name), None)
 
     def blocks(self, name: str) -> "Iterator[Block]":
-        """The messages in a field."""
+        """Yield the messages in a field."""
         entry = self.entries.get(name)
         for value in entry.values if entry else ():
             if isinstance(value.value, Block):
                 yield value.value
 
     def text(self, name: str) -> str | None:
-        """The text in a singular field; None where it isn't written."""
+        """Return the text in a singular field; None if it isn't written."""
         value = self.entries[name].values[0].value if name in self.entries else None
         return value if isinstance(value, str) else None
 
     def changed(self, name: str, change: "Callable[[Block], Block]") -> "Block":
-        """The message with each message in a field changed."""
+        """Return the message with each message in a field changed."""
         entry = self.entries.get(name)
         if entry is None:
             return self
@@ -81,14 +82,14 @@ class Block:
         return replace(self, entries={**self.entries, name: replace(entry, values=tuple(values))})
 
     def walk(self) -> "Iterator[tuple[Block, Entry]]":
-        """Every entry of this block and of the blocks in it, with the block it stands in."""
+        """Yield every entry of this block and of the blocks in it, with its block."""
         for name, entry in self.entries.items():
             yield self, entry
             for inner in self.blocks(name) if is_message(entry.field) else ():
                 yield from inner.walk()
 
 
-# -- the options of the .proto, each looked up once for each field: a schedule of hundreds of stages asks a million times
+# -- the options of the .proto, cached by field: a schedule of hundreds of stages looks them up a million times
 
 
 @cache
@@ -98,47 +99,47 @@ def is_message(field: FieldDescriptor) -> bool:
 
 @cache
 def identity(field: FieldDescriptor) -> bool:
-    """Whether a change of the field makes snapshots stale."""
+    """Return whether a change of the field makes snapshots stale."""
     return bool(field.GetOptions().Extensions[stagerun_pb2.identity])
 
 
 @cache
 def quiet(field: FieldDescriptor) -> bool:
-    """Whether identities and the canonical form leave the field out at its default."""
+    """Return whether identities and the canonical form omit the field at its default."""
     return bool(field.GetOptions().Extensions[stagerun_pb2.quiet])
 
 
 @cache
 def retired(field: FieldDescriptor) -> str:
-    """What to write instead of a field that schedules can't set any more; '' for every other field."""
+    """Return what to write instead of a retired field; '' for other fields."""
     return str(field.GetOptions().Extensions[stagerun_pb2.retired])
 
 
 @cache
 def takes_arguments(field: FieldDescriptor) -> bool:
-    """Whether the field is `{ name: value ... }` with any names."""
+    """Return whether the field is `{ name: value ... }` with any names."""
     return bool(field.GetOptions().Extensions[stagerun_pb2.arguments])
 
 
 def retired_value(value: EnumValueDescriptor) -> str:
-    """What to write instead of a value of an enum; '' for every other value."""
+    """Return what to write instead of a retired enum value; '' for other values."""
     return str(value.GetOptions().Extensions[stagerun_pb2.retired_value])
 
 
 def fields(kind: Descriptor) -> list[FieldDescriptor]:
-    """Fields of a message that schedules can set, in the order of the .proto."""
+    """Return the fields of a message that schedules can set, in the order of the .proto."""
     return [field for field in kind.fields if not retired(field)]
 
 
 def canonical(value: Scalar, field: FieldDescriptor) -> str:
-    """One text for one value, whichever way it was written."""
+    """Return the one text for a value, however it was written."""
     if field.enum_type is not None:
         return str(value)
     return literal(float(value) + 0.0 if field.type == FieldDescriptor.TYPE_DOUBLE else value)  # -0.0 is 0.0
 
 
 def literal(value: Scalar | tuple[Scalar, ...]) -> str:
-    """A value in the text format, or a list of them."""
+    """Return a value or a list in the text format."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(literal, value))}]"
     if isinstance(value, bool):
@@ -147,14 +148,14 @@ def literal(value: Scalar | tuple[Scalar, ...]) -> str:
 
 
 def quoted(text: str) -> str:
-    r"""A string literal of the text format: \ooo for what doesn't print."""
+    r"""Return a string literal of the text format, with \ooo for unprintable characters."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(c if c.isprintable() else "".join(f"\\{b:03o}" for b in c.encode()) for c in escaped) + '"'
 
 
 def seen_by(settings: Block, schedule: Block) -> Block:
-    """The Schedule as the stage of these settings has it: with a network and images of its own in place of those that all share. What
-    could not be read of the stage's is doubtful."""
+    """Return the Schedule as the stage of these settings sees it, with the stage's network and images if it has any. Unreadable fields are
+    doubtful."""
     seen = _replaced(schedule, settings, ("model", "data"))
     data, shared = settings.block("data"), schedule.block("data")
     if data is not None and shared is not None:
@@ -163,11 +164,107 @@ def seen_by(settings: Block, schedule: Block) -> Block:
     return seen
 
 
-def _replaced(shared: Block, own: Block, names: Iterable[str]) -> Block:
-    """A message with some fields of another one, as far as that has them."""
-    found = {name: own.entries[name] for name in names if name in own.entries}
-    unknown = {name for name in names if name in own.doubtful or own.broken} - found.keys()
-    if not found and not unknown:
+def _replaced(shared: Block, other: Block, names: Iterable[str]) -> Block:
+    """Return a message with the fields `names` of another one, as far as it has them."""
+    changed = {name: other.entries[name] for name in names if name in other.entries}
+    unknown = {name for name in names if name in other.doubtful or other.broken} - changed.keys()
+    if not changed and not unknown:
         return shared
-    entries = {name: entry for name, entry in shared.entries.items() if name not in unknown} | found
-    return replace(shared, entries=entries, doubtful=(shared.doubtful - found.keys()) | unknown)
+    entries = {name: entry for name, entry in shared.entries.items() if name not in unknown} | changed
+    return replace(shared, entries=entries, doubtful=(shared.doubtful - changed.keys()) | unknown)
+
+
+# -- read with defaults
+
+
+class Doubtful(Exception):
+    """The field could not be read, which has been reported: skip checks that need it."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A Block read with its defaults. Methods raise Doubtful for a field that could not be read."""
+
+    block: Block
+
+    def has(self, name: str) -> bool:
+        """Return whether the field is written. Doubtful if that is unknown."""
+        if name in self.block.entries:
+            return True
+        if self.block.broken or name in self.block.doubtful:
+            raise Doubtful(name)
+        return False
+
+    def scalar(self, name: str) -> Scalar | None:
+        """Return the value, else the default of the .proto, else None."""
+        if self.has(name):
+            value = self.block.entries[name].values[0].value
+            assert not isinstance(value, Block)
+            return value
+        return default(self.block.kind.fields_by_name[name])
+
+    def asks(self, name: str) -> bool:
+        """Return whether the field has an effect: a written message, or a value other than false, 0 and empty."""
+        field = self.block.kind.fields_by_name[name]
+        if field.message_type or field.is_repeated:
+            return self.has(name) and bool(self.block.entries[name].values)
+        return bool(self.scalar(name))
+
+    def known(self, *path: str) -> Any:
+        """Return the value of a field inside messages; None if it isn't written or could not be read."""
+        *around, name = path
+        with suppress(Doubtful):
+            return reduce(View.inside, around, self).scalar(name)
+        return None
+
+    def number(self, name: str) -> float | None:
+        value = self.scalar(name)
+        return float(value) if value is not None and not isinstance(value, str) else None
+
+    def whole(self, name: str) -> int | None:
+        value = self.scalar(name)
+        return value if isinstance(value, int) else None
+
+    def text(self, name: str) -> str | None:
+        value = self.scalar(name)
+        return value if isinstance(value, str) else None
+
+    def flag(self, name: str) -> bool:
+        return self.scalar(name) is True
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """Return the values of a repeated field of numbers."""
+        values = self.block.entries[name].values if self.has(name) else ()
+        return tuple(v.value for v in values if isinstance(v.value, int | float))
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return the values of a repeated field of texts or enum values."""
+        values = self.block.entries[name].values if self.has(name) else ()
+        return tuple(v.value for v in values if isinstance(v.value, str))
+
+    def view(self, name: str) -> "View | None":
+        block = self.block.block(name) if self.has(name) else None
+        return View(block) if block else None
+
+    def inside(self, name: str) -> "View":
+        """Return a message whose fields all have defaults, written or not."""
+        return self.view(name) or View(Block(self.block.kind.fields_by_name[name].message_type, self.block.place))
+
+    def views(self, name: str) -> "Iterator[View]":
+        self.has(name)
+        return (View(b) for b in self.block.blocks(name))
+
+    def written(self, name: str) -> str:
+        """Return a duration as written: `max_epoch: 5`, or `max_iter: 780`."""
+        text = self.block.entries[name].values[0].text
+        return text if ":" in text else f"{name}: {text}"
+
+    def origin(self, name: str) -> str:
+        """Return a duration as written, and where: "`max_epoch: 5` in a.prototxt:3"."""
+        span = self.block.entries[name].place
+        return f"`{self.written(name)}` in {span.path}:{span.line}"
+
+    def place(self, name: str) -> Span:
+        """Return the span of the value; if the field isn't written, the span of its block."""
+        entry = self.block.entries.get(name)
+        return entry.place if entry else self.block.place

@@ -1,7 +1,7 @@
-"""One walk over the messages of a recipe: built from what is written, named as in solver files, and as one canonical text. Pure.
+"""The walk over the messages of a recipe: to build them from written settings, name their fields as in solver files, and write one canonical
+text. Pure.
 
-`layout` joins each value of a recipe with its field in stagerun.proto. Recipes of snapshots have no other names than these: `stored` reads
-them from the canonical text.
+`layout` joins each value of a recipe with its field in stagerun.proto. `stored` reads snapshots' recipes by the same names.
 """
 
 import dataclasses
@@ -23,20 +23,16 @@ from stagerun.base.units import epochs
 from stagerun.language import tree
 from stagerun.language.code import digest as digest_of
 from stagerun.language.layers import partner
-from stagerun.language.tree import SCHEDULE, Block, Scalar, literal
-from stagerun.language.view import View
+from stagerun.language.tree import SCHEDULE, Block, Scalar, View, literal
 
 NONE = "none"
-# Rates that `base_lr_batch` is for.
+# Rates that `base_lr_batch` scales.
 RATES = ("base_lr", "warmup_start_lr", "end_lr")
 
 _RENAMED = {"stages": "stage", "ensembles": "ensemble", "parent": "from"}
 # The language's words for false and true.
-_WORDS = {
-    "carry_momentum": (CarryStart.ZERO, CarryStart.KEEP),
-    "carry_data": (Position.RESTART, Position.CONTINUE),
-}
-# Not in the canonical text: where values came from, what was derived from the text as written, and what only `run` looks at.
+_WORDS = {"carry_momentum": (CarryStart.ZERO, CarryStart.KEEP), "carry_data": (Position.RESTART, Position.CONTINUE)}
+# Not in the canonical text: origins of values, values derived from the text as written, and values for `run` only.
 _NOT_STORED = set(
     "Stage.model files sets class_sizes imports identity origins span spare_classes sources solverstate_path Weights.state".split()
 )
@@ -44,9 +40,9 @@ _NOT_STORED = set(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Member:
-    """An attribute of one of recipe's messages. `name` is its name in the canonical text. `fields` lead to it in the language, and `path` is
-    their names: empty where it is derived from others, or from where the folder lies. `kind` is the type of one value, and `default`
-    MISSING where there is none. A `quiet` one is not in the canonical text at its default."""
+    """An attribute of one of recipe's messages. `name`: in the canonical text. `fields` lead to it in the language, and `path` has their
+    names; both are empty if it is derived from other values or the folder's path. `kind`: the type of one value; `default`: MISSING if
+    required. The canonical text omits a `quiet` attribute at its default."""
 
     attribute: str
     name: str
@@ -67,7 +63,7 @@ _layouts: dict[type, tuple[Member, ...]] = {}
 
 
 def layout(kind: Any) -> tuple[Member, ...]:
-    """The members of a message, in the recipe's order."""
+    """Return the members of a message, in the recipe's order."""
     if kind not in _layouts:
         hints = get_type_hints(kind)
         _layouts[kind] = tuple(_member(kind, field, hints[field.name]) for field in dataclasses.fields(kind))
@@ -95,14 +91,14 @@ def _member(kind: type, field: "dataclasses.Field[Any]", wanted: Any) -> Member:
 Message = TypeVar("Message")
 
 
-def build(kind: type[Message], view: View, **given: Any) -> Message:
-    """The message that checked settings describe. `given` are the fields that are not one field of the language each."""
-    names = [m.attribute for m in layout(kind) if m.fields and m.attribute not in given]
-    return kind(**settings(kind, view, names), **given)
+def build(kind: type[Message], view: View, **derived: Any) -> Message:
+    """Build the message that checked settings describe. `derived`: the values of attributes that are not a field of the language."""
+    names = [m.attribute for m in layout(kind) if m.fields and m.attribute not in derived]
+    return kind(**settings(kind, view, names), **derived)
 
 
 def settings(kind: type, view: View, names: Collection[str]) -> dict[str, Any]:
-    """Some fields of a message. Doubtful if one of them could not be read."""
+    """Return some fields of a message. Doubtful if one of them could not be read."""
     return {member.attribute: _setting(member, view) for member in layout(kind) if member.attribute in names}
 
 
@@ -128,19 +124,19 @@ def _value(kind: Any, value: Scalar | Block) -> Any:
     return build(kind, View(value)) if isinstance(value, Block) else kind(value)
 
 
-# -- a recipe's values under the names that they have in solver files: `solver.transform_param.crop_size`
+# -- a recipe's values by their names in solver files: `solver.transform_param.crop_size`
 
 
 def members(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """The fields of a message with their names behind `key`, in the order of the recipe."""
+    """Yield the fields of a message, named `KEY.FIELD`, in the order of the recipe."""
     for member in layout(type(value)):
         name, held = f"{key}.{member.path}", getattr(value, member.attribute)
-        if isinstance(value, recipe.Model) and member.attribute == "name":  # a net of Caffe's is known by its digest
+        if isinstance(value, recipe.Model) and member.attribute == "name":  # a Caffe net is identified by its digest
             yield name, held if value.net is None else None
             yield f"{key}.caffe_net", None if value.net is None else held
         elif isinstance(value, recipe.Model) and member.attribute == "net" and held is not None:
             yield recipe.NET if key == "model" else f"{key}.net", net_digest(held)
-        elif member.kind is recipe.Source and member.repeated:  # the first under the name of all
+        elif member.kind is recipe.Source and member.repeated:  # the first has the name of the list
             yield name, held[0] if held else None
             yield from ((f"{name}.{other.name}", other) for other in held[1:])
         elif member.fields:
@@ -148,12 +144,12 @@ def members(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def net_digest(text: str) -> str:
-    """That of a net of Caffe's, in its canonical form."""
+    """Return the digest of a Caffe net in its canonical form."""
     return digest_of([("net", text)])
 
 
 def leaves(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Every field below a message, and its canonical text."""
+    """Yield every field below a message, and its canonical text."""
     for name, held in members(value, key):
         if dataclasses.is_dataclass(held):
             yield from leaves(held, name)
@@ -162,7 +158,7 @@ def leaves(value: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def differing(a: Any, b: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
-    """(name, value, value) of what differs between two values: a message that only one has as a whole, else field by field."""
+    """Yield (name, value, value) of the differences between two values: a message that one lacks as a whole, else field by field."""
     if dataclasses.is_dataclass(a) and type(a) is type(b):
         before, now = dict(members(a, key)), dict(members(b, key))
         for name in before | now:
@@ -172,20 +168,20 @@ def differing(a: Any, b: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 def text(value: Any) -> str:
-    """One text for one value, as in `recipe.Stage.identity`."""
+    """Return the one text for a value, as in `recipe.Stage.identity`."""
     if value is None:
         return NONE
     if isinstance(value, tuple):
         return f"[{', '.join(map(text, value))}]"
     if dataclasses.is_dataclass(value):
-        # A message inside another is written with the dots of a path: shorter, and what `--why` takes.
-        said = [f"{name[1:]}: {shown}" for name, shown in leaves(value, "") if shown not in (NONE, "[]")]
-        return "{ " + " ".join(said) + " }" if said else "{ }"
+        # A message inside another is written with the dots of a path: shorter, and as `--why` takes it.
+        texts = [f"{name[1:]}: {shown}" for name, shown in leaves(value, "") if shown not in (NONE, "[]")]
+        return "{ " + " ".join(texts) + " }" if texts else "{ }"
     return str(value.value) if isinstance(value, enum.Enum) else literal(value)
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: numbers, texts, true and false, lists, objects; null for what is not set. Rates are finite."""
+    """Return a value as JSON: numbers, texts, true and false, lists, objects; null if not set. Rates are finite."""
     if isinstance(value, tuple):
         return [plain(part) for part in value]
     if dataclasses.is_dataclass(value):
@@ -193,11 +189,11 @@ def plain(value: Any) -> Any:
     return value.value if isinstance(value, enum.Enum) else value
 
 
-# -- what the language says of a field by that name
+# -- fields of the language by name
 
 
 def identity(key: str, lr_policy: str = "") -> bool:
-    """Whether snapshots depend on the field of that name, in a stage of that lr_policy."""
+    """Return whether snapshots depend on the field of that name, in a stage of that lr_policy."""
     fields = _fields(key)
     inside = fields[1:] if key.startswith("solver.") else fields
     counts = all(field is not None and tree.identity(field) for field in inside)
@@ -205,25 +201,25 @@ def identity(key: str, lr_policy: str = "") -> bool:
 
 
 def is_read(key: str, lr_policy: str) -> bool:
-    """Whether the policy reads the field: `average_loss`, which Caffe's files have for the display whatever the policy is."""
+    """Return whether the policy reads the field: `average_loss`, which Caffe's files have for the display with any policy."""
     return key != "solver.average_loss" or lr_policy == "plateau"
 
 
-def unsaid(key: str) -> str:
-    """The default of a field that identities and the canonical form leave out at its default; '' for another field."""
+def omitted_default(key: str) -> str:
+    """Return the default of a field that identities and the canonical form omit at its default; '' for other fields."""
     field = field_of(key)
     if field is None or not tree.quiet(field):
         return ""
     return NONE if field.is_repeated else default_text(field)
 
 
-# Defaults that the .proto can't state, and that follow from no other field.
+# Constant defaults that the .proto can't state.
 _CONSTANT = {"warmup_iter": "0", "mean_value": "[0.0]", "std_value": "[1.0]"}
 
 
 @cache
 def default_text(field: FieldDescriptor) -> str:
-    """The default of a field as in identities."""
+    """Return the default of a field as in identities."""
     stated = tree.default(field)
     if stated is not None:
         return tree.canonical(stated, field)
@@ -231,38 +227,32 @@ def default_text(field: FieldDescriptor) -> str:
 
 
 def at_default(key: str, value: str) -> bool:
-    """Whether a field has the default that the language states for it, or nothing."""
+    """Return whether a field has its stated default, or nothing."""
     field = field_of(key)
     return field is None or value in (NONE, "[]", default_text(field))
 
 
-def known(key: str) -> bool:
-    """Whether the language has the field of that name."""
-    return field_of(key) is not None
-
-
 def field_of(key: str) -> FieldDescriptor | None:
-    """The field of that name; None if the language doesn't have it."""
+    """Return the field of that name; None if the language lacks it."""
     return _fields(key)[-1]
 
 
 def _fields(key: str) -> list[FieldDescriptor | None]:
-    """The fields that a name leads through, None at the end for one that the language does not have."""
+    """Return the fields along a name, ending with None for an unknown field."""
     kind: Descriptor | None = SCHEDULE
-    found: list[FieldDescriptor | None] = []
+    path: list[FieldDescriptor | None] = []
     for word in key.split("."):
         field = kind.fields_by_name.get(word) if kind is not None else None
-        found.append(field)
+        path.append(field)
         if field is None:
             break
-        kind = field.message_type  # None where it is not a message
-    return found
+        kind = field.message_type  # None if it is not a message
+    return path
 
 
 def shown(key: str, value: str, stage: recipe.Stage) -> tuple[str, str]:
-    """A field of a stage and its text -> the value as people read it, durations in epochs too, and what the file says where that
-    is in another unit, or ''. A recipe that was read from a snapshot knows the value alone.
-    """
+    """Return the value of a stage's field for people, durations also in epochs, and the text of the file if it is in
+    another unit, else ''. A recipe from a snapshot only has the value."""
     if key.startswith(recipe.CODE):
         return value, ""
     origin, field = stage.origins.get(key), field_of(key)
@@ -278,13 +268,13 @@ def shown(key: str, value: str, stage: recipe.Stage) -> tuple[str, str]:
 
 
 def _in_epochs(field: FieldDescriptor | None, value: str, stage: recipe.Stage) -> str:
-    """` = 24.94 epochs` for a number of iterations of a stage, the same of knots, '' for another field."""
+    """Return ` = 24.94 epochs` for a number of iterations of a stage or for knots, '' for other fields."""
     images, batch = stage.data.train.images, stage.solver.batch_size
     if field is None:
         return ""
     if field.name == "knot":
-        places = [f"{knot.iter * batch / images:.2f}" for knot in stage.solver.knot]
-        return f" = at epochs {', '.join(places)}" if places else ""
+        knots = [f"{knot.iter * batch / images:.2f}" for knot in stage.solver.knot]
+        return f" = at epochs {', '.join(knots)}" if knots else ""
     if not partner(field) or not value.isdecimal() or value == "0":
         return ""
     return f" = {epochs(int(value), images, batch):.2f} epochs"
@@ -294,22 +284,13 @@ def _in_epochs(field: FieldDescriptor | None, value: str, stage: recipe.Stage) -
 
 
 def canonical(schedule: recipe.Schedule) -> str:
-    """Everything that the schedule says, defaults spelt out, durations in iterations, one block per stage. Equal
-    schedules have equal texts, on every machine that has the folder at the same path. What is not set is left out.
-    """
-    global _newest
-    newest = _newest
-    if newest is None or newest[0] != schedule:
-        newest = _newest = schedule, "\n".join(_lines(schedule)) + "\n"
-    return newest[1]
-
-
-# A run asks for the same one at each stage, and a text of hundreds takes a while. One assignment, so that threads may ask.
-_newest: tuple[recipe.Schedule, str] | None = None
+    """Return the whole schedule as text, with defaults, durations in iterations, one block per stage. Equal schedules
+    have equal texts on every machine with the folder at the same path. Values that are not set are left out."""
+    return "\n".join(_lines(schedule)) + "\n"
 
 
 def _lines(message: Any, shared: recipe.Data | None = None) -> Iterator[str]:
-    """`shared`: the schedule's data, around a stage."""
+    """Yield the lines of a message. `shared`: the schedule's data, for a stage."""
     around = message.data if isinstance(message, recipe.Schedule) else None
     for member in layout(type(message)):
         held = getattr(message, member.attribute)
@@ -330,28 +311,27 @@ def _lines(message: Any, shared: recipe.Data | None = None) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StageData:
-    """What a stage says of `recipe.Data`."""
+    """The part of `recipe.Data` that a stage can override."""
 
     train: recipe.Source
     val: tuple[recipe.Source, ...]
 
 
 def own_images(data: recipe.Data, shared: recipe.Data) -> StageData | None:
-    """The images of a stage; None where they are the schedule's."""
+    """Return the images of a stage; None if they are the schedule's."""
     return None if (data.train, data.val) == (shared.train, shared.val) else StageData(data.train, data.val)
 
 
 def digest(schedule: recipe.Schedule) -> str:
-    """sha256, in hex, of what training depends on: the settings of each stage that snapshots are made from, in running order, which stage
-    and iteration of it each starts from, and which one teaches it. Names of stages, paths and what is only looked at are not in it.
-    """
-    place = {stage.name: number for number, stage in enumerate(schedule.stages)}
+    """Return the sha256, in hex, of everything training depends on: the identities of the stages in running order,
+    their parents, the parents' iterations, and teachers. Excludes names of stages, paths and reporting options."""
+    position = {stage.name: number for number, stage in enumerate(schedule.stages)}
     made_from = [
         [
-            None if stage.parent is None else place[stage.parent],
-            sorted(stage.identity.items()),  # has the iteration
-            *([place[stage.solver.teacher]] if stage.solver.teacher is not None else []),
-            *([place[s] for s, _ in schedule.ensemble(stage.average).points] if stage.average is not None else []),
+            None if stage.parent is None else position[stage.parent],
+            sorted(stage.identity.items()),  # includes the iteration
+            *([position[stage.solver.teacher]] if stage.solver.teacher is not None else []),
+            *([position[s] for s, _ in schedule.ensemble(stage.average).points] if stage.average is not None else []),
         ]
         for stage in schedule.stages
     ]

@@ -1,10 +1,10 @@
-"""How one command becomes many workers: `local` on this machine, `hosts` over ssh, `meeting` under MPI, Slurm or torchrun.
+"""Workers of one command: `local` starts them on this machine, `hosts` over ssh; under MPI, Slurm or torchrun `start` finds where they meet.
 
-`start` starts a job's workers here, and is what one worker does around its job; `watch/` sees a worker that hangs.
-Torch is imported only inside functions that start workers. A new launcher is a function in `meeting`.
+`start` is also what a worker does around its job; `monitor` detects a worker that hangs. Torch is imported only inside functions that start
+workers. A new launcher is a row of `system.world` and a case in `start.meet`.
 """
 
 from stagerun.launch.local import run_workers
-from stagerun.launch.stopping import GRACE_S, StopRequest, die_with_launcher
+from stagerun.launch.stopping import GRACE_S, StopRequest, die_with_launcher, start_command
 
-__all__ = ["GRACE_S", "StopRequest", "die_with_launcher", "run_workers"]
+__all__ = ["GRACE_S", "StopRequest", "die_with_launcher", "run_workers", "start_command"]

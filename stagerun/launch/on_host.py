@@ -1,8 +1,7 @@
-"""What `--hosts` starts on each host: it says what the host has, starts the workers there, and ends with the launcher.
+"""The command of `--hosts` on each host: it reports what the host has, starts its workers, and ends with the launcher.
 
-The launcher's lines come over stdin as JSON: first what it knows, then the orders, later {"stop": SIGNAL}, and {"end": true} for an end at
-once. The end of stdin is the end of the launcher: the workers save and end. What workers print goes through; this process's own
-lines on stdout begin with MARK.
+The launcher's lines arrive on stdin as JSON: a greeting, the orders, later {"stop": SIGNAL}, and {"end": true} to end at once. When stdin
+ends, the launcher has ended: the workers save and end. Their output passes through; this process's lines on stdout begin with MARK.
 """
 
 import json
@@ -17,9 +16,9 @@ from typing import Any
 
 from stagerun.base.errors import ExitCode, StagerunError
 from stagerun.launch import addresses
-from stagerun.launch.folder import Report
 from stagerun.launch.local import Node, Orders, Outcome, Supervisor, supervised
 from stagerun.launch.options import usual_workers
+from stagerun.launch.stopping import Report
 from stagerun.system import signals
 from stagerun.system.typed import json_line
 
@@ -28,7 +27,7 @@ MARK = "\x1e"  # ASCII's record separator: nothing that workers print begins wit
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a host says first. `address`: its own, by which others reach it, '' if it knows none; `port`: one that is free."""
+    """A host's greeting. `workers`: its default number; `address`: where other hosts reach it, '' if unclear; `port`: a free port."""
 
     workers: int
     address: str
@@ -36,21 +35,21 @@ class Hello:
 
 
 def main() -> None:
-    """In the main thread, with which the workers die."""
+    """Run in the main thread: the workers die with it."""
     messages = map(json.loads, os.fdopen(os.dup(0), "rb"))
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)  # the workers', too
-    known = next(messages, None) or sys.exit(ExitCode.PEER)  # the launcher has ended
-    os.environ.update(known["environment"])
+    greeting = next(messages, None) or sys.exit(ExitCode.PEER)  # the launcher has ended
+    os.environ.update(greeting["environment"])
     here = addresses.interfaces()
-    # The way to another host says more than this one's own name, which may mean its loopback device. Where only the launcher's ssh knows
-    # the other's name, the address counts by which ssh came.
+    # The route to the other host, since this one's name may resolve to its loopback device; else, where only the launcher's ssh resolves
+    # the other's name, the address that ssh connected to.
     came_by = os.environ.get("SSH_CONNECTION", "").split()[2:3]
-    device = addresses.towards(known["peer"], here) or (None if came_by else addresses.by_default(here))
+    device = addresses.towards(greeting["peer"], here) or (None if came_by else addresses.by_default(here))
     address = device.host if device is not None else "".join(came_by)
-    _say(Hello(usual_workers(known["most"]), address, addresses.free_port()))
-    told = next(messages, None) or sys.exit(ExitCode.PEER)
-    node, orders = Node(**told["node"]), Orders(**told["orders"])
+    _say(Hello(usual_workers(greeting["most"]), address, addresses.free_port()))
+    start = next(messages, None) or sys.exit(ExitCode.PEER)
+    node, orders = Node(**start["node"]), Orders(**start["orders"])
     address = node.endpoint.rpartition(":")[0]
     device = addresses.towards(address, here)
     if device is not None or address.startswith("127."):
@@ -66,7 +65,7 @@ def main() -> None:
 
 
 def _listen(messages: Iterator[dict[str, Any]], supervisor: Supervisor) -> None:
-    """Do what the launcher says, in a thread, until its end."""
+    """Follow the launcher's messages, in a thread, until its end."""
     for message in messages:
         match message:
             case {"stop": int(number)}:

@@ -1,37 +1,56 @@
-"""The start of a job's workers on this machine, and what one worker does around its job: what `run`, `rehearse` and others have in common."""
+"""The start of a job's workers, where they meet, and what a worker does around its job; for `run`, `rehearse` and others.
 
+The meeting point (MASTER_ADDR, MASTER_PORT) is tried in this order: the environment; a job on one node, with a port computed from the job's
+number; the list of nodes of a Slurm step; under MPI, `mpi4py`, by which rank 0 announces it.
+"""
+
+import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NoReturn
 
-from stagerun.base.errors import Diverged, ExitCode, StagerunError, UsageError
+from stagerun.base.errors import Diverged, ExitCode, PeerError, StagerunError, UsageError
+from stagerun.base.text import duration, listed
 from stagerun.command.ending import bug_report, of_surroundings, tell
+from stagerun.launch.addresses import by_default, free_port, interfaces, is_loopback, resolve, towards
 from stagerun.launch.local import Orders, run_workers
-from stagerun.launch.meeting import go_there, meet
-from stagerun.launch.stopping import StopRequest, die_with_launcher
-from stagerun.launch.watch.worker import Monitored, monitored
-from stagerun.system.world import World, default_threads, from_environment, launched, rank_said, started_by
+from stagerun.launch.stopping import StopRequest, aside, die_with_launcher, mpi_launcher
+from stagerun.launch.watched import Monitored, monitored
+from stagerun.system.host import host_name
+from stagerun.system.process import born
+from stagerun.system.world import (
+    PLAIN,
+    World,
+    default_threads,
+    expand,
+    from_environment,
+    launched,
+    rank_said,
+    started_by,
+)
 
-# What a worker does: its exit code. Its monitor is None where the orders have no limits.
+# A worker's work; returns its exit code. The monitor is None where the orders have no limits.
 Job = Callable[[World, StopRequest, Monitored | None], int]
 __all__ = ["Job", "Orders", "joined", "start", "work"]
 
 
 def joined(nproc: int | None) -> bool:
-    """Whether a launcher started this process as one of several. UsageError if --nproc says otherwise."""
+    """Return whether a launcher started this process as one of several. UsageError with --nproc."""
     if launched() and nproc is not None:
         raise UsageError(
             f"--nproc, but a launcher has started this process as one of several ({started_by()})",
-            "leave --nproc out: the launcher says how many workers there are",
+            "leave --nproc out: the launcher sets the number of workers",
         )
     return launched()
 
 
 def start(job: Job, orders: Orders, nproc: int) -> int:
-    """Runs `nproc` workers on this machine, or `job` here if one is enough; the exit code."""
+    """Run `nproc` workers on this machine, or `job` in this process for one; return the exit code."""
     if nproc == 1:
         os.environ["OMP_NUM_THREADS"] = str(orders.threads or default_threads(1))
         return work(job, orders)
@@ -41,8 +60,8 @@ def start(job: Job, orders: Orders, nproc: int) -> int:
 
 
 def work(job: Job, orders: Orders) -> int:
-    """One worker, whoever started it. Reports to a launcher of ours how it ended, or else to the terminal."""
-    # Without anything to save, no one waits.
+    """Run one worker. It reports its end to a launcher of stagerun, or else to the terminal."""
+    # Nothing to save needs no grace.
     stop = StopRequest("to save", grace=orders.grace) if orders.saves else StopRequest("which leaves nothing")
     rank, world = rank_said(), World()
 
@@ -55,16 +74,16 @@ def work(job: Job, orders: Orders) -> int:
         world = from_environment()
         rank = world.rank
         if world.size > 1:
-            go_there(meet(world))
+            set_meeting(meet(world))
         with monitored(world, orders.limits, say) as watch:  # before the job imports torch, which may take long
             code, text = job(world, stop, watch), ""
-    except Diverged as error:  # the ranks agree on the loss, so all raise it, and one says so
+    except Diverged as error:  # all ranks raise it, and one prints it
         code, text = int(error.exit_code), "" if rank else error.render()
     except StagerunError as error:
         code, text = int(error.exit_code), error.render()
     except Exception as error:
-        known = of_surroundings(error)
-        code, text = (int(known.exit_code), known.render()) if known else (int(ExitCode.BUG), bug_report(error))
+        limit = of_surroundings(error)
+        code, text = (int(limit.exit_code), limit.render()) if limit else (int(ExitCode.BUG), bug_report(error))
     if not stop.settle(code, text):
         say(text)
     if world.size > 1:
@@ -73,17 +92,159 @@ def work(job: Job, orders: Orders) -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends one worker of several without taking the interpreter down. A snapshot under way is finished.
+    """End one worker of several without tearing the interpreter down, after a snapshot in progress.
 
-    After an error the process group is still open: threads of it may be waiting for peers that are gone or have another
-    error, and tearing it down would wait for them. But gloo's threads outlive a group that was destroyed, too; one that wants
-    the interpreter while it is being taken down aborts the process (SIGABRT), after all was said and done. Threads of others don't
-    end by themselves: those that torch.compile has started wait for more.
+    After an error the process group is still open: its threads may wait for peers that are gone or failed, and so would its destructor.
+    gloo's threads even outlive a destroyed group, and abort the process (SIGABRT) when they need an interpreter in teardown.
+    torch.compile's threads never end.
     """
     for thread in threading.enumerate():
-        if thread.name == "snapshot":  # of `train.snapshotter`
+        if thread.name == "snapshot":  # of `train.hooks.snapshots`
             thread.join()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # no one reads any more
+        with suppress(OSError):  # the reader has gone
             stream.flush()
     os._exit(code)
+
+
+# Seconds to wait for all workers, as in a run: starting Python from a file system that all hosts read at once takes minutes.
+PATIENCE_S = 600.0
+_LOOPBACK = "127.0.0.1"
+_LEAST_PORT, _PORTS = 20000, 10000  # below those that kernels hand out
+_TEXT_BYTES = 100
+_SRUN_HINT = "say where rank 0 is: `MASTER_ADDR=HOST srun ...`"
+_HYDRA_HINT = "install mpi4py, or add `-genv MASTER_ADDR HOST -genv MASTER_PORT 29500` to mpiexec; HOST has rank 0"
+_MPI_HINT = "install mpi4py, or add `-x MASTER_ADDR=HOST -x MASTER_PORT=29500` to mpirun; HOST has rank 0"
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """`interface`: the one towards the other hosts; '' where gloo finds it."""
+
+    address: str
+    port: int
+    interface: str = ""
+
+
+def meet(world: World, environment: Mapping[str, str] = os.environ, patience: float = PATIENCE_S) -> Meeting:
+    """Return where several workers meet. Collective under MPI. PeerError without a meeting point, or for a peer missing after `patience` s."""
+    number = job_number(environment)
+    if "MASTER_ADDR" in environment and ("MASTER_PORT" in environment or number):
+        return _from_environment(world, environment, number)
+    if PLAIN.rank in environment and PLAIN.size in environment:
+        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
+        raise PeerError(
+            f"RANK and WORLD_SIZE are set, but not {listed(missing)}",
+            "a launcher such as torchrun sets all four; to start workers on this machine use `stagerun run DIR --nproc N`",
+        )
+    if world.local_size == world.size:
+        if not number and (launcher := mpi_launcher()) is not None:
+            number = f"{launcher.pid} {born(launcher.pid)}"  # the ranks of one host share it
+        if number:
+            return Meeting(_LOOPBACK, port_of(number), "lo")
+    names = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
+    if names and world.launcher == "srun":
+        return _of_nodes(names, number, environment)
+    if importlib.util.find_spec("mpi4py") is not None:
+        return _by_mpi(world, environment.get("GLOO_SOCKET_IFNAME", ""), patience)
+    raise PeerError(
+        f"{world.launcher} has started {world.size} workers, but sets no meeting point", _hint(world.launcher)
+    )
+
+
+def set_meeting(meeting: Meeting) -> None:
+    """Set it for torch and the monitors. The user's choice of a network stays."""
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = meeting.address, str(meeting.port)
+    if meeting.interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", meeting.interface)
+
+
+def job_number(environment: Mapping[str, str]) -> str:
+    """Return what identifies this launch on all its ranks; '' without such a variable."""
+    if "PMIX_NAMESPACE" in environment:
+        return environment["PMIX_NAMESPACE"]
+    if "SLURM_JOB_ID" in environment and "SLURM_STEP_ID" in environment:
+        return ".".join(environment.get(n, "0") for n in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"))
+    return environment.get("PMI_JOBID", "")
+
+
+def port_of(number: str) -> int:
+    return _LEAST_PORT + zlib.crc32(number.encode()) % _PORTS
+
+
+def _hint(launcher: str) -> str:
+    return {"srun": _SRUN_HINT, "mpiexec.hydra": _HYDRA_HINT}.get(launcher, _MPI_HINT)
+
+
+def _interface(address: str) -> str:
+    """Return the interface that routes to an address. Debian's /etc/hosts maps rank 0's name to its loopback device: then the default route's."""
+    here = interfaces()
+    route = by_default(here) if is_loopback(address) else towards(address, here)
+    return route.name if route is not None else ""
+
+
+def _from_environment(world: World, environment: Mapping[str, str], number: str) -> Meeting:
+    address, port = environment["MASTER_ADDR"], environment.get("MASTER_PORT") or str(port_of(number))
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise PeerError(f"MASTER_PORT must be a port number, 1 to 65535, not `{port}`")
+    return Meeting(address, int(port), _interface(address) if world.local_size < world.size else "")
+
+
+def _of_nodes(names: str, number: str, environment: Mapping[str, str]) -> Meeting:
+    """Meet at the first node of the step, which has rank 0."""
+    first = environment.get("SLURM_NODEID", "0") == "0"
+    try:
+        nodes = expand(names)
+        resolve(nodes[0])
+        if is_loopback(nodes[0]) and not first:
+            raise ValueError(f"`{nodes[0]}` resolves to this host")
+    except (OSError, ValueError) as error:
+        text = f"the node list of this step, `{names}`, doesn't lead `{host_name()}` to rank 0: {error}"
+        raise PeerError(text, _SRUN_HINT) from error
+    # The first node's name may mean 127.0.1.1 on itself, which works: rank 0 listens on all interfaces.
+    return Meeting(nodes[0], port_of(number), _interface(nodes[1] if first and len(nodes) > 1 else nodes[0]))
+
+
+def _by_mpi(world: World, wanted: str, patience: float) -> Meeting:
+    """Broadcast an address of rank 0's host and a free port by mpi4py. `wanted`: GLOO_SOCKET_IFNAME."""
+    text = "" if world.rank else f"{_address_for_others(wanted)} {free_port()}"
+    hint = _hint(world.launcher)
+    try:
+        address, _, port = aside(lambda: _broadcast(text, world.size), patience).rpartition(" ")
+    except Exception as error:
+        why = (
+            str(error) or f"not all {world.size} came within {duration(patience)}: a host may be gone"
+        )  # a TimeoutError is silent
+        raise PeerError(f"the workers can't meet by mpi4py: {why}", hint) from error
+    if not address:
+        raise PeerError(
+            "rank 0's host has several network interfaces, or none: which one reaches the others is unclear", hint
+        )
+    return Meeting(address, int(port), _interface(address))
+
+
+def _address_for_others(wanted: str) -> str:
+    """Return this host's address for others: of the wanted interface, of its name (127.0.1.1 by Debian's /etc/hosts), or of the default
+    route; '' without any."""
+    here = interfaces()
+    named = towards(host_name(), here)
+    chosen = next((one for one in here if one.name in wanted.split(",")), named or by_default(here))
+    return chosen.host if chosen is not None else ""
+
+
+def _broadcast(text: str, size: int) -> str:
+    """Return rank 0's text, and close MPI: torch does the rest. RuntimeError."""
+    import mpi4py
+
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    MPI.Init()
+    if MPI.COMM_WORLD.size != size:
+        raise RuntimeError(
+            f"it belongs to another MPI than the launcher: it sees {MPI.COMM_WORLD.size} of {size} ranks"
+        )
+    data = bytearray(text.encode().ljust(_TEXT_BYTES))
+    MPI.COMM_WORLD.Bcast(data)  # bytes: no pickle crosses the network
+    MPI.Finalize()
+    return data.decode().rstrip()

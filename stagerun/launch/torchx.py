@@ -26,19 +26,19 @@ def run(
     mounts: Optional[List[str]] = None,  # noqa: UP006, UP045  (TorchX reads these words, and knows no others)
     name: str = "stagerun",
 ) -> specs.AppDef:
-    """`stagerun run` on several nodes, started again, all of them, when one is lost: it goes on from the newest snapshot. TorchX
-    doesn't look at exit codes, so a mistake is started again as often: let `stagerun check` find it first.
+    """`stagerun run` on several nodes, all restarted when one is lost: the run resumes from its newest snapshot. TorchX ignores exit codes and
+    restarts a mistake as often: run `stagerun check` first.
 
     Args:
         args: what follows `run`: the schedule's folder, --out, further options; both folders as the containers see them
         image: container image in which stagerun is installed
-        nodes: containers, each of which may be on a node of its own
+        nodes: containers, each perhaps on another node
         workers_per_node: workers in each; with GPUs as many as these
         cpu: processors of each container
         gpu: GPUs of each container
         memMB: memory of each container, in MB
-        max_retries: how often the job is started again
-        mounts: as of TorchX: type=volume,src=CLAIM,dst=/mnt; the output folder must be on one that all containers see
+        max_retries: restarts of the job
+        mounts: as of TorchX: type=volume,src=CLAIM,dst=/mnt; all containers must see the output folder
         name: of the job
     """
     if not args:
@@ -49,7 +49,7 @@ def run(
         raise ValueError(f"workers_per_node ({workers_per_node}) must be {gpu} at most, one per GPU")
     launcher = ["python", "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--nproc-per-node={workers_per_node}"]
     launcher += [f"--node-rank={specs.macros.replica_id}", "--max-restarts=0"]
-    # TorchX puts the name of the variable in which the first container's address stands; that one itself may be without it.
+    # TorchX substitutes the name of the variable that holds the first container's address; the first one may lack it.
     meeting = f'--master-addr="$${{{specs.macros.rank0_env}:-localhost}}" --master-port={PORT}'
     # `exec`, so that the signal with which a container is ended reaches the launcher, and by it the workers, which save.
     line = f"exec {' '.join(launcher)} {meeting} -m stagerun run {shlex.join(args).replace('$', '$$')}"

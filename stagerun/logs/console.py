@@ -1,32 +1,33 @@
-"""What rank 0 shows while it runs: one live line on a terminal, plain lines elsewhere."""
+"""The output of rank 0 during a run: one live line on a terminal, plain lines elsewhere."""
 
 import shlex
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
+from rich.console import Console as RichConsole
 from rich.control import Control
 from rich.progress_bar import ProgressBar
-from rich.segment import ControlType
+from rich.segment import ControlType, Segment
 from rich.text import Text
 
 from stagerun.base import events
 from stagerun.base.pace import DONE, TO_DO, WINDOW, colour, exchange, pace, progress_line, share, strip
 from stagerun.base.recipe import OnNan
-from stagerun.base.text import duration, wrapped
+from stagerun.base.text import duration, printing_on, shown, wrapped
 from stagerun.command.ending import to_nowhere
-from stagerun.command.terminal import Terminal
 from stagerun.logs.lines import Before, ensembles_table, finished_line, line_of, results_table, stage_line, warning_of
 from stagerun.system.world import relayed
 
-_EVERY_S = 0.5  # between two pictures of the live line
+_EVERY_S = 0.5  # between two updates of the live line
 _ERASE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
 
 
 class Console:
     """A sink for events. `display` maps a stage to the iterations between two plain lines (0: none); `results` and
-    `ensembles` are those of stages and ensembles finished before. `time_left`: as `TimeLeft`; by default by the pace alone."""
+    `ensembles`: finished before. `time_left`: as `TimeLeft`; by default by the pace alone."""
 
     def __init__(
         self,
@@ -37,7 +38,7 @@ class Console:
         time_left: Callable[[str, int, int, float], Mapping[str, float]] | None = None,
     ) -> None:
         self.rich = Terminal(file=sys.stdout, highlight=False)
-        # FORCE_COLOR makes no terminal, and an MPI launcher may write what is printed on its own into a file.
+        # FORCE_COLOR makes no terminal, and an MPI launcher may write its terminal into a file.
         self.live = sys.stdout.isatty() and not self.rich.is_dumb_terminal and not relayed()
         self._drawn, self._next = False, 0.0
         self.display, self.parents = display, parents
@@ -58,13 +59,13 @@ class Console:
         self._show()
 
     def say(self, line: str, style: str = "") -> None:
-        """Prints a line. Once that fails (a closed pipe, a terminal whose connection broke, a full disk) it prints nowhere:
-        training goes on, and log.jsonl has everything."""
+        """Print a line. After a failure (a closed pipe, a broken connection, a full disk) it prints nowhere: training continues, and
+        log.jsonl has everything."""
         self._show(Text(wrapped(line, self.rich.width if self.live else None) + "\n", style))
 
     def _show(self, *parts: Text | ProgressBar, live: bool = False) -> None:
-        """In place of the live line, if there is one. The cursor is never hidden, and no thread draws: whatever ends this process leaves
-        a terminal in order, and another process that writes erases one line (`ending.over_live_line`)."""
+        """Print over the live line. The cursor is never hidden, and no thread draws, so that any end of this process leaves the terminal
+        usable, and another process erases one line (`ending.over_live_line`)."""
         try:
             with self.rich:
                 if self._drawn:
@@ -78,6 +79,10 @@ class Console:
         self._drawn, self._next = live, time.monotonic() + _EVERY_S if live else 0.0
 
     def __call__(self, event: events.Event) -> None:
+        with printing_on(lambda: self.rich.width if self.live else None):
+            self._print(event)
+
+    def _print(self, event: events.Event) -> None:
         if (warning := warning_of(event)) is not None:
             self.say(f"warning: {warning}", "yellow")
         elif (line := line_of(event)) is not None:
@@ -122,7 +127,7 @@ class Console:
         if self.ensembles:
             names = dict.fromkeys((*(self.run.ensembles if self.run else ()), *self.ensembles))
             self.say("\n" + ensembles_table([self.ensembles[name] for name in names if name in self.ensembles]))
-        if event.trained and self.run and self.live:  # for a person: what programs read ends with the table
+        if event.trained and self.run and self.live:  # for a person: programs read up to the table
             out = shlex.quote(self.run.out)
             self.say(
                 f"next: `stagerun report {out}`, `stagerun eval {out}`; for other images: `stagerun help own images`"
@@ -166,7 +171,7 @@ class Console:
             self.say(text)
 
     def _seconds_left(self, stage: events.StageStarted) -> tuple[float, float]:
-        """In the stage, and in all."""
+        """Return the seconds left in the stage, and in all."""
         speed, now = pace(self.window).seconds_per_iteration, self.window[-1].iter
         parts = self._time_left(stage.stage, now, self.left, speed) if self._time_left else {"": self.left * speed}
         return parts.get(stage.stage, (stage.max_iter - now) * speed), sum(parts.values())
@@ -187,16 +192,28 @@ def _live_line(
     width: int,
     met: events.Synchronised | None = None,
 ) -> tuple[dict[str, str], int, str]:
-    """As `progress_line`, in at most `width` characters if that can be: the marks to show, how long a bar, 0 for none, and the rest,
-    with two spaces between them. A narrow terminal leaves out first epoch, LR and bytes, or other stages, then the bar."""
+    """Return `progress_line` in at most `width` characters if possible: the marks, the length of the bar (0: no bar), and the rest. A narrow
+    terminal omits first epoch, LR and bytes, or other stages, then the bar."""
     now, speed = window[-1], pace(window, met)
     times = f"{duration(left[0])} of {duration(left[1])} left"
     done, per_second, loss = f"{now.iter}/{stage.max_iter}", f"{speed.images_per_second:.0f}", f"loss {speed.loss:.4f}"
     short = f"{done}  {per_second} img/s  {loss}  {times}"
     long = f"{done}  epoch {now.epoch:.2f}  LR {now.lr:.4g}  {per_second} images/s  {loss}  {exchange(stage, speed)}{times}"
-    own = {now.stage: share(now.iter, stage.max_iter)}
-    for shown, rest in ((dict(marks), long), (dict(marks), short), (own, long), (own, short)):
-        bar = width - len(strip(shown)) - len(rest) - 4
+    current = {now.stage: share(now.iter, stage.max_iter)}
+    for kept, rest in ((dict(marks), long), (dict(marks), short), (current, long), (current, short)):
+        bar = width - len(strip(kept)) - len(rest) - 4
         if bar >= _LEAST_BAR:
-            return shown, min(bar, _LONGEST_BAR), rest
-    return own if bar >= -2 else {now.stage: ""}, 0, short
+            return kept, min(bar, _LONGEST_BAR), rest
+    return current if bar >= -2 else {now.stage: ""}, 0, short
+
+
+class Terminal(RichConsole):
+    """rich's console, which escapes control characters as `ending.Printable` does. rich ends the program on a closed pipe; here the work
+    continues."""
+
+    def on_broken_pipe(self) -> None:
+        to_nowhere(self.file)  # type: ignore[arg-type]
+
+    def render(self, *args: Any, **kwargs: Any) -> Iterator[Segment]:
+        for segment in super().render(*args, **kwargs):
+            yield segment if segment.control else segment._replace(text=shown(segment.text))

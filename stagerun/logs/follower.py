@@ -1,15 +1,15 @@
-"""Both sides of a tracker: the sink of a run (`Following`) starts a process, which follows OUT/log.jsonl and sends what stands for good
-(`Follower`). That imports no torch, and the run doesn't wait for it.
+"""Both sides of a tracker: the sink of a run (`Following`) starts a process that follows OUT/log.jsonl and sends the settled lines
+(`Follower`). It imports no torch, and the run doesn't wait for it.
 
-How far it got stands in OUT/trackers/NAME.json. Each of the cases in which that or the tracker is behind ends with each line there once:
+OUT/trackers/NAME.json notes its progress. After each of these failures the tracker gets every line once:
 
-- The run is killed: this process reads the end of its stdin, sends what has settled by then, and ends.
-- This process is killed, too, before a tracker has stored what it was sent: the tracker is asked what it has (`begin`), and what it lacks is
-  read from the log again; from its beginning, if the tracker has less than was noted.
-- It is killed after the tracker has stored lines and before that is noted: the tracker has more than was noted, and these are not sent.
-- The log was killed before it said that a snapshot is there: the next StageStarted says so.
-- It is killed while the tracker takes its time at the end: the note doesn't say `ended`, and the next command asks the tracker what it has.
-- The last life's process still sends while the next one starts: they take turns by a lock.
+- The run is killed: the process reads the end of its stdin, sends the settled lines, and ends.
+- The process is killed before the tracker stored its lines: `begin` asks what the tracker has, and the missing lines are read from the log
+  again; from its beginning, if the tracker has fewer than noted.
+- It is killed between the tracker's storing and the note: the tracker has more lines than noted, and these are not sent again.
+- The run is killed before it logged a finished snapshot: the next StageStarted settles the lines.
+- It is killed while the tracker finishes: the note lacks `ended`, and the next command asks the tracker what it has.
+- The last process still sends while the next one starts: they take turns by a lock.
 """
 
 import fcntl
@@ -31,9 +31,8 @@ from typing import Any, TextIO
 
 from stagerun.base.events import Event, RunFinished, RunStarted, StageStarted, Stopped
 from stagerun.logs.log_file import LOG, Log
-from stagerun.logs.settled import Line, Settling
 from stagerun.logs.table import Opened, tracker_of
-from stagerun.logs.tracker import Point, Text, TrackedRun, Tracker
+from stagerun.logs.tracker import Line, Point, Settling, Text, TrackedRun, Tracker
 from stagerun.system.files import write_whole
 from stagerun.system.process import program
 from stagerun.system.typed import json_line, json_object, read_as
@@ -47,8 +46,8 @@ _STATUS: dict[type, str] = {RunStarted: "failed", RunFinished: "finished", Stopp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """What the run says to the process of a tracker, in the first line of its stdin, which ends when the run does. `size`: of the log
-    before this process life. `before`: iterations above each stage."""
+    """The run's message to the process of a tracker, in the first line of its stdin, which ends with the run. `size`: of the log before this
+    process life. `before`: iterations above each stage."""
 
     tracker: str
     project: str
@@ -61,8 +60,8 @@ class Orders:
 
 @dataclass(kw_only=True)
 class Note:
-    """How far a tracker got: OUT/trackers/NAME.json. `run` and `number` name the tracker's run, `out` is the folder that it is of. What the
-    log's first `at` bytes settle was sent. `ended`: the tracker was waited for."""
+    """A tracker's progress: OUT/trackers/NAME.json. `run` and `number` name the tracker's run of the folder `out`. Lines settled by the log's
+    first `at` bytes were sent. `ended`: the tracker has finished."""
 
     run: str
     number: int = 1
@@ -76,7 +75,7 @@ def _note_file(out: Path, tracker: str) -> Path:
 
 
 def _read_note(out: Path, tracker: str) -> Note | None:
-    """None where there is none. OSError; ValueError for what no follower has written."""
+    """Return None without a note. OSError; ValueError for a damaged one."""
     try:
         return read_as(Note, json_object(_note_file(out, tracker).read_bytes()))
     except FileNotFoundError:
@@ -84,10 +83,10 @@ def _read_note(out: Path, tracker: str) -> Note | None:
 
 
 def lacks(out: Path, tracker: str) -> bool:
-    """Whether a tracker has not been sent all of the log, or not been waited for."""
+    """Return whether a tracker lacks lines of the log, or has not finished."""
     try:
         note = _read_note(out, tracker)
-    except ValueError:  # its process says so
+    except ValueError:  # its process reports it
         return True
     if note is None:
         return (out / LOG).exists()
@@ -98,7 +97,7 @@ def lacks(out: Path, tracker: str) -> bool:
 
 
 class Following:
-    """A sink, for rank 0. It does nothing with the events: the log has them."""
+    """A sink, for rank 0. It ignores the events: the log has them."""
 
     def __init__(self, tracker: str, opened: Opened) -> None:
         self.tracker, self.opened = tracker, opened
@@ -129,7 +128,7 @@ class Following:
             project=plan.schedule.name,
             out=str(out.absolute()),
             size=(out / LOG).stat().st_size,
-            before=self.opened.places(),
+            before=self.opened.iterations_before(),
             settings={
                 stage.name: {field: _plain(value) for field, value in stage.identity.items()}
                 for stage in plan.schedule.stages
@@ -162,7 +161,7 @@ class Following:
         self.process.stdout.close()
 
     def _look(self) -> None:
-        """Says what the process wants the user to know."""
+        """Print the messages of the process."""
         if self.process is not None and self.process.stdout is not None:
             with suppress(OSError):
                 self.news += os.read(self.process.stdout.fileno(), 1 << 16)
@@ -172,12 +171,12 @@ class Following:
 
     def _warn(self, why: str) -> None:
         self.opened.warn(
-            f"warning: {self.tracker} does not take the run's lines: {why}; training goes on, and they are sent when it does"
+            f"warning: {self.tracker} does not take the run's lines: {why}; training continues, and they are sent later"
         )
 
 
 def _plain(value: str) -> Any:
-    """A number or a text, of what is written in a schedule."""
+    """Return a value of a schedule as a number, or else as text."""
     try:
         return json.loads(value)
     except ValueError:
@@ -188,44 +187,44 @@ def _plain(value: str) -> Any:
 
 
 class Follower:
-    """`there`: points that the tracker has."""
+    """Sends settled lines. `stored`: points that the tracker has."""
 
     def __init__(self, orders: Orders) -> None:
         self.orders, self.out = orders, Path(orders.out)
         self.tracker: Tracker | None = None
-        self.there = 0
+        self.stored = 0
         self._begin()
         self.note = Note(run=uuid.uuid4().hex[:8], out=orders.out)
         note = _read_note(self.out, orders.tracker)
-        # One that has read more than there was is of another log, which someone has removed.
+        # A note beyond the log's size belongs to a log that was removed.
         if note is not None and note.at <= orders.size and not self._copied(note):
             self.note = replace(note, out=orders.out, ended=False)
             self.starts.until = note.at
             self._undone()
-            for _ in self._settled():  # which was sent
+            for _ in self._settled():  # sent before
                 pass
             self.starts.until = None
 
     def _copied(self, note: Note) -> bool:
-        """Whether this folder is a copy of another one, to which the run there belongs; one that was moved isn't."""
-        there, other = Path(note.out), None
+        """Return whether this folder is a copy, not a moved one, of the folder to which the tracker's run belongs."""
+        noted, other = Path(note.out), None
         with suppress(OSError, ValueError):
-            other = None if there.samefile(self.out) else _read_note(there, self.orders.tracker)
+            other = None if noted.samefile(self.out) else _read_note(noted, self.orders.tracker)
         return other is not None and other.run == note.run
 
     def _begin(self) -> None:
-        """Reads the log from its first line."""
+        """Read the log from its first line."""
         self.starts = Log(self.out / LOG, wanted={"StageStarted"}.__contains__)
         self.lines, self.settling = Log(self.out / LOG), Settling()
-        self.status = "failed"  # what the log says of the run's end
+        self.status = "failed"  # of the run's end, by the log
 
     def follow(self) -> None:
-        """Sends what has settled. Raises what the tracker does: then this object is of no use any more."""
+        """Send the settled lines. Raises any error of the tracker, after which this object must be discarded."""
         tracker, sent = self.tracker or self._connect(), self.settling.count
         if self._undone():
             self._begin()
-            # Trackers don't take points back (one does, online alone): another run of it shows what stands.
-            if self.there:
+            # Trackers don't take points back (one does, only online): start another run.
+            if self.stored:
                 tracker.end("undone")
                 self.note.number += 1
                 tracker = self._connect()
@@ -234,42 +233,42 @@ class Follower:
         points = self._points(texts)
         while batch := tuple(itertools.islice(points, _BATCH)):
             tracker.send(batch, ())
-            self.there += len(batch)
+            self.stored += len(batch)
         if texts:
             tracker.send((), tuple(texts.values()))
         if self.settling.count != sent:
             self._save()
 
     def _connect(self) -> Tracker:
-        self._save()  # its name, before there is anything of that name
+        self._save()  # the name, before its first use
         orders, id = self.orders, self.note.run + (f"-{self.note.number}" if self.note.number > 1 else "")
         self.tracker = tracker_of(orders.tracker)()
         same = {name: getattr(orders, name) for name in ("project", "settings", "workers")}
         held = self.tracker.begin(TrackedRun(id=id, name=f"{orders.project}-{id}", out=self.out, **same))
-        self.there = self.settling.count if held is None else held
-        if self.there < self.settling.count:
+        self.stored = self.settling.count if held is None else held
+        if self.stored < self.settling.count:
             self._begin()
         return self.tracker
 
     def _undone(self) -> bool:
-        """Takes the starts of stages that are new in the log. Whether one undoes what was settled."""
+        """Read new starts of stages in the log. Return whether one undoes settled lines."""
         undone = [event for _, event in self.starts if isinstance(event, StageStarted) and self.settling.expect(event)]
         self.lines.until = self.starts.at
         return bool(undone)
 
     def _settled(self) -> Iterator[Line | Text]:
-        """What is settled up to the last of these starts."""
+        """Yield the lines settled up to the last of these starts."""
         for when, event in self.lines:
             self.status = _STATUS.get(type(event), self.status)
             yield from self.settling.read(when, event)
 
     def _points(self, texts: dict[str, Text]) -> Iterator[Point]:
-        """What is new, and that the tracker hasn't; the newest texts go into `texts`."""
+        """Yield the points that the tracker lacks; the newest texts go into `texts`."""
         numbers = itertools.count(self.settling.count)
         for line in self._settled():
             if isinstance(line, Text):
                 texts[line.name] = line
-            elif (number := next(numbers)) >= self.there:
+            elif (number := next(numbers)) >= self.stored:
                 iteration = self.orders.before.get(line.stage, 0) + line.iter
                 values = {f"{line.stage}/{name}": value for name, value in line.values.items()}
                 yield Point(number=number, time=line.time, stage=line.stage, iteration=iteration, values=values)
@@ -286,11 +285,11 @@ class Follower:
 
 
 def main() -> None:
-    """stdin has Orders in its first line, and ends with the run. Each line on stdout is for the user."""
+    """Follow a run: stdin has Orders in its first line, and ends with the run. Each line on stdout is for the user."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # the run gets it, too, and says when it is over
-    said = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a tracker prints
+        signal.signal(number, signal.SIG_IGN)  # the run gets it, too, and closes stdin
+    messages = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # the tracker's output
     with suppress(OSError):
         os.nice(5)
     with open(0, "rb", buffering=0, closefd=False) as stdin:
@@ -299,11 +298,11 @@ def main() -> None:
     threading.Thread(target=_watch, args=(over,), daemon=True).start()
     lock = open(Path(orders.out) / "trackers" / f".{orders.tracker}.lock", "wb")  # noqa: SIM115 - held to the end
     fcntl.flock(lock, fcntl.LOCK_EX)
-    os._exit(_followed(orders, over, said))  # a tracker's own threads and exit handlers may wait for a server
+    os._exit(_followed(orders, over, messages))  # a tracker's own threads and exit handlers may wait for a server
 
 
-def _followed(orders: Orders, over: threading.Event, said: TextIO) -> int:
-    """To the end of the run; 1 if the tracker was away then."""
+def _followed(orders: Orders, over: threading.Event, messages: TextIO) -> int:
+    """Follow to the end of the run; return 1 if the tracker was unreachable then."""
     follower: Follower | None = None
     failed, ended = "", False
     while not ended:
@@ -316,11 +315,11 @@ def _followed(orders: Orders, over: threading.Event, said: TextIO) -> int:
             failed = ""
         except BaseException as error:  # a tracker may raise anything, SystemExit too
             follower, why = None, f"{type(error).__name__}: {error}".partition("\n")[0]
-            if why != failed:  # it may be away for days
+            if why != failed:  # it may be down for days
                 traceback.print_exc()
             if not failed:
                 with suppress(OSError):
-                    said.write(f"{why}\n")
+                    messages.write(f"{why}\n")
             failed = why
     return int(bool(failed))
 
@@ -330,7 +329,7 @@ def _watch(over: threading.Event) -> None:
         pass
     over.set()
     time.sleep(END_S)
-    os.killpg(0, signal.SIGKILL)  # with what a tracker has started
+    os.killpg(0, signal.SIGKILL)  # with the tracker's processes
 
 
 if __name__ == "__main__":

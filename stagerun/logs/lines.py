@@ -1,13 +1,16 @@
-"""Events in words: the tables of finished stages and of ensembles, and the lines that all screens share."""
+"""Text of events: the tables of finished stages and ensembles, and the lines that all screens share."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stagerun.base import events
 from stagerun.base.recipe import Method, OnNan
-from stagerun.base.text import MOST_LISTED, columns, count, duration, listed, percent, size
+from stagerun.base.text import MOST_LISTED, columns, count, duration, listed, percent, size, terminal
 from stagerun.plan.ensembles import in_words as members_in_words
 
-Before = str | float | None  # what a stage is compared with: a stage or ensemble by its name, or a top-1
+# Columns that a narrow terminal omits, in this order: `plan` has them.
+_LEFT_OUT = ("augmentation", "decay", "LR first -> last", "iterations")
+
+Before = str | float | None  # the base of a gain: a stage or ensemble by its name, or a top-1
 
 
 def results_table(
@@ -16,10 +19,10 @@ def results_table(
     ensembles: Iterable[events.EnsembleTested] = (),
     shown: Sequence[events.StageFinished] | None = None,
 ) -> str:
-    """One line per stage of `shown` (default: all `results`), and a total where there are several.
+    """Return a line per stage of `shown` (default: all `results`), and a total if there are several.
 
-    `gain`: top-1 against the stage or average it started from, in percentage points. `EMA top-1`: of the averaged weights, where a stage
-    has them; `mAP`: where images have several labels.
+    `gain`: top-1 against the stage or average it started from, in percentage points. `EMA top-1`: of averaged weights; `mAP`: of images
+    with several labels.
     """
     top1 = {e.name: e.top1 for e in ensembles} | {r.stage: r.top1 for r in results}
     results = results if shown is None else shown
@@ -47,7 +50,7 @@ def results_table(
     for name in ("mAP", "EMA top-1"):
         if not any(map(cells[name], results)):
             del cells[name]
-    rows: list[Sequence[str]] = [list(cells), *([cell(r) for cell in cells.values()] for r in results)]
+    table = {name: [name, *map(cell, results)] for name, cell in cells.items()}
     if len(results) != 1:
         total = {
             "stage": "total",
@@ -55,7 +58,13 @@ def results_table(
             "epochs": f"{sum(r.epochs for r in results):.2f}",
             "time": duration(sum(r.train_seconds for r in results)),
         }
-        rows.append([total.get(name, "") for name in cells])
+        for name, column in table.items():
+            column.append(total.get(name, ""))
+    width = terminal()
+    for name in _LEFT_OUT:
+        if width is not None and sum(max(map(len, column)) + 2 for column in table.values()) - 2 > width:
+            del table[name]
+    rows = [*zip(*table.values(), strict=True)]
     others = [
         f"{r.stage} on {val}: {'EMA ' if ema else ''}top-1 {percent(top1)}, top-5 {percent(top5)}, "
         f"loss {'not finite' if loss is None else f'{loss:.4f}'}"
@@ -66,15 +75,14 @@ def results_table(
 
 
 def _not_finite(result: events.StageFinished) -> str:
-    """What `on_nan` has done in a stage."""
+    """Return what `on_nan` has done in a stage."""
     done = [f"{count(result.skips, 'iteration')} skipped"] if result.skips else []
     done += [count(result.rollbacks, "rollback")] if result.rollbacks else []
     return f"note: {result.stage}: {', '.join(done)}, since loss or gradients were not finite"
 
 
 def ensembles_table(results: Sequence[events.EnsembleTested]) -> str:
-    """One line per ensemble; '' without any. Gains are of top-1, in percentage points, against the member that is best by
-    itself and against the mean of the members."""
+    """Return a line per ensemble. Gains in top-1, in percentage points, against the best member and the mean of the members."""
     if not results:
         return ""
     rows: list[Sequence[str]] = [
@@ -97,7 +105,7 @@ def ensembles_table(results: Sequence[events.EnsembleTested]) -> str:
 
 
 def warning_of(event: events.Event) -> str | None:
-    """What an event warns of; None if it is no warning."""
+    """Return an event's warning, if it is one."""
     match event:
         case events.Note(text=text, warning=True):
             return text
@@ -109,7 +117,7 @@ def warning_of(event: events.Event) -> str | None:
 
 
 def line_of(event: events.Event) -> str | None:
-    """What the screen says of an event, whatever came before it; None if nothing."""
+    """Return the line of an event that needs no earlier event; None without one."""
     match event:
         case events.RunStarted():
             return (
@@ -143,7 +151,7 @@ def line_of(event: events.Event) -> str | None:
         case events.Stopped():
             return (
                 f"stopped in {event.stage} after iteration {event.iter} ({event.reason}), everything is saved: "
-                "run the same command again to go on"
+                "run the same command again to resume"
             )
     return None
 
@@ -160,7 +168,7 @@ _MOST_KEYS = 3
 
 
 def failed_line(event: events.NotFinite) -> str:
-    """Which it was, what is done about it, and its first images; log.jsonl names all of them."""
+    """Return what was not finite, the reaction, and the first images; log.jsonl names all."""
     keys = ", ".join(f"`{key}`" for key in event.keys[:_MOST_KEYS])
     more = f" and {event.images - _MOST_KEYS} more" if event.images > _MOST_KEYS else ""
     images = f"; its images: {keys}{more}" if keys else ""
@@ -177,12 +185,12 @@ def failed_line(event: events.NotFinite) -> str:
 
 
 def left_out(not_chosen: Sequence[str]) -> str:
-    """Behind how a run has ended."""
+    """Return the stages that were not chosen, for the end of the last line."""
     return f"; not chosen, and still to be trained: {listed(not_chosen, MOST_LISTED)}" if not_chosen else ""
 
 
 def finished_line(event: events.RunFinished) -> str:
-    """What a run that came to its end has done, and what it has left out."""
+    """Return the last line of a finished run, with the stages that it left out."""
     left = left_out(event.not_chosen)
     if event.trained:
         return f"done in {duration(event.seconds)}{left}"
@@ -194,7 +202,7 @@ def _method(name: str) -> str:
 
 
 def _choice_text(event: events.CompressionChosen) -> str:
-    """How a stage's gradients are compressed: a line, and a table where they aren't all the same way or anything was tried."""
+    """Return a line on how a stage's gradients are compressed, with a table if methods differ or were tried."""
     head = f"{event.stage}: gradients {event.words}: {event.why}"
     if len(event.methods) == 1 and not event.tried:
         return head

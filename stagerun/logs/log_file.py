@@ -1,5 +1,5 @@
 """OUT/log.jsonl: every event as one line of JSON. A run appends to it (`JsonLines`), and `Log` reads it. It may hold millions of lines, so
-readers start at its end, with the last process life, or follow what is appended from now on."""
+readers start at its end, with the last process life, or follow new lines."""
 
 import io
 import json
@@ -16,27 +16,26 @@ from stagerun.base import events
 from stagerun.base.pace import WINDOW
 from stagerun.store.errors import reporting
 from stagerun.system.files import LineFile, open_shared, why, writing
-from stagerun.system.typed import json_object, read_as
+from stagerun.system.typed import decode
 
 LOG = "log.jsonl"  # in an output folder
-# As JsonLines writes it. Inside a text the quotes would have backslashes.
-_EVENT = re.compile(rb'"event": "(\w+)"')
+_HEAD = re.compile(rb'{"time": ?([0-9.e+]+), ?"event": ?"(\w+)"')  # of each line
 # Fields that a line lacks where they have these values.
 _OMITTED = {"sent_bytes": 0, "dense_bytes": 0, "gradients": "", "staleness": None, "replica": None}
-_LATEST = 1e11  # seconds since the epoch: what is later is no date
-_LONGEST = 1 << 25  # bytes of a line: no run writes a thousandth of that, and longer ones must not fill the memory
-# Bytes that are read from the end: at first, and at most; four times as many with each further look.
+_LATEST = 1e11  # seconds since the epoch: a later time is not a date
+_LONGEST = 1 << 25  # bytes of a line, a thousand times a run's longest: longer ones must not fill the memory
+# Bytes of the first block read from the end, and of the largest; each is four times the last.
 _FIRST_BLOCK, _LARGEST_BLOCK = 1 << 12, 1 << 20
 
 Line = tuple[float, events.Event]  # seconds since the epoch, event
 
 
 class Log:
-    """The reader of a log. Iterating goes on where the last one has stopped, at byte `at`: a line without an end waits for the next one, since it
-    may be in the writing. A log that is missing is empty. OSError.
+    """Reads a log. Each iteration continues at byte `at`, and leaves an unfinished line to the next one. A missing log is empty.
+    OSError.
 
-    `until`: the byte at which it stops, too. `damaged` counts lines that no run writes, `unknown` those of events that only a later version
-    knows. `wanted`: whether events of a name are of use; others are not decoded."""
+    `until`: the byte at which it stops, too. `damaged` counts unreadable lines, `unknown` lines with events of a later version.
+    `wanted` selects events by name; others are not decoded."""
 
     def __init__(self, path: Path, wanted: Callable[[str], bool] = lambda name: True) -> None:
         self.path = path
@@ -51,11 +50,11 @@ class Log:
                 if not line.endswith(b"\n") and len(line) < _LONGEST:
                     return
                 self.at += len(line)
-                if (found := self._decoded(line)) is not None:
-                    yield found
+                if (event := self._decoded(line)) is not None:
+                    yield event
 
     def backward(self) -> Iterator[Line]:
-        """Yield from the newest line to the first, but for one in the writing."""
+        """Yield from the newest complete line to the first."""
         with self._opened() as file:
             at, rest, torn, block = file.seek(0, os.SEEK_END), b"", True, _FIRST_BLOCK
             while at > 0:
@@ -67,8 +66,8 @@ class Log:
                     torn = len(lines) == 1
                     lines.pop()
                 for line in reversed(lines[start > 0 :]):
-                    if (found := self._decoded(line)) is not None:
-                        yield found
+                    if (event := self._decoded(line)) is not None:
+                        yield event
 
     def _opened(self) -> BinaryIO:
         try:
@@ -77,30 +76,32 @@ class Log:
             return io.BytesIO()
 
     def _decoded(self, line: bytes) -> Line | None:
-        name = _EVENT.search(line)
-        if not line.strip() or not self._wanted(name[1].decode() if name else ""):
+        head = _HEAD.match(line)
+        if head is None:
+            self.damaged += line.strip() != b""
+            return None
+        name = head[2].decode()
+        if not self._wanted(name):
+            return None
+        if (kind := events.Event.kinds.get(name)) is None:
+            self.unknown += 1
             return None
         try:
-            record = json_object(line)
-            kind, time = events.Event.kinds.get(read_as(str, record.get("event"))), read_as(float, record.get("time"))
-            if not 0 <= time < _LATEST:
+            if (time := float(head[1])) >= _LATEST:
                 raise ValueError("a time that no run writes")
-            if kind is not None:
-                return time, read_as(kind, record)
-            self.unknown += 1
+            return time, decode(kind, line)
         except ValueError:
             self.damaged += 1
-        return None
+            return None
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
     """A process life, from the last RunStarted on. Empty if nothing was logged.
 
-    `seen` has every event but Iterated, Retraced, Compressed, Proof and Synchronised, of which a life may have millions; `window` the last
-    iterations of the last stage, `retraced` those of a piece that came after it, WINDOW at most of either; `met` the last stage's newest
-    Synchronised. `last` is the newest line. `unreadable` counts lines that are not whole, but for one at the end, which may be in the
-    writing.
+    `seen` has every event but Iterated, Retraced, Compressed, Proof and Synchronised, since a life may have millions of these; `window` the
+    last iterations of the last stage and `retraced` the last of a piece after it, WINDOW at most of either; `met` the last stage's newest
+    Synchronised. `last` is the newest line. `unreadable` counts damaged lines.
     """
 
     seen: tuple[Line, ...] = ()
@@ -130,7 +131,7 @@ class Life:
 
 def read_last_life(path: Path) -> Life:
     """Return the last process life; an empty one if the log is missing or empty. StorageError, PermissionDenied."""
-    # Of these, so many are still wanted; of the others all.
+    # Frequent events, and how many are still wanted.
     room = {"Iterated": WINDOW, "Retraced": WINDOW, "Synchronised": 1, "Compressed": 0, "Proof": 0, "Indexed": 0}
     frequent: defaultdict[str, list[Any]] = defaultdict(list)
     seen: list[Line] = []
@@ -155,30 +156,12 @@ def read_last_life(path: Path) -> Life:
     return Life(tuple(seen[::-1]), tuple(frequent["Iterated"]), tuple(frequent["Retraced"]), met, last, unreadable)
 
 
-def earlier_tests(path: Path, stage: str) -> list[events.Tested]:
-    """The evaluations inside a stage that count for where it is now, over all process lives: not those of iterations that
-    were trained again after a kill. Reads back to the stage's start. StorageError, PermissionDenied.
-    """
-    found: list[events.Tested] = []
-    last: int | None = None
-    with reporting("read the log", path):
-        for _, event in Log(path, wanted={"Tested", "StageStarted"}.__contains__).backward():
-            match event:
-                case events.StageStarted() if event.stage == stage:
-                    last = event.iter if last is None else min(last, event.iter)
-                    if last == event.begins:
-                        break
-                case events.Tested() if event.stage == stage and (last is None or event.iter <= last):
-                    found.append(event)
-    return found[::-1]
-
-
 class JsonLines:
-    """Rank 0 only. Each line is written whole with one call: a killed run leaves at most its last line cut short, and the next run
-    starts on a line of its own.
+    """The sink of rank 0. Each line is written with one call: a killed run cuts at most its last line short, and the next run starts a new
+    line.
 
-    A log that can't be written is not a reason to lose training: `warn` hears of the first failure, and later events are
-    still tried, each on a line of its own. PermissionDenied, StorageError if the file can't be opened.
+    A log that can't be written doesn't end training: the first failure is a warning, and later events are still tried, each on a new line.
+    PermissionDenied, StorageError if the file can't be opened.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
@@ -187,15 +170,15 @@ class JsonLines:
             self._lines = LineFile(path)
 
     def __call__(self, event: events.Event) -> None:
-        said = {name: value for name, value in asdict(event).items() if value != _OMITTED.get(name, ...)}
-        record = {"time": round(time.time(), 3), "event": type(event).__name__, **said}
+        fields = {name: value for name, value in asdict(event).items() if value != _OMITTED.get(name, ...)}
+        record = {"time": round(time.time(), 3), "event": type(event).__name__, **fields}
         try:
             self._lines.append(json.dumps(record).encode() + b"\n")
         except OSError as error:
             if not self._warned:
                 self._warned = True
                 self._warn(
-                    f"warning: {self._path} can't be written: {why(error, self._path.parent)}; training goes on without its lines"
+                    f"warning: {self._path} can't be written: {why(error, self._path.parent)}; training continues without its lines"
                 )
 
     def __enter__(self) -> "JsonLines":

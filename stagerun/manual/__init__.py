@@ -1,4 +1,4 @@
-"""The pages of the manual and their pictures, shipped with the package: `stagerun help PAGE` shows one.
+"""The pages of the manual with their pictures, shipped with the package, and `stagerun help`.
 
-A new page is a Markdown file here and a row of `PAGES`. `scripts/pictures` draws the pictures. Imports nothing of stagerun.
+A new page is a Markdown file here and a row of `PAGES`. `scripts/dev pictures` draws the pictures.
 """

@@ -1,5 +1,5 @@
-"""What networks are built from: BatchNorm whose statistics are moved from outside, the unit of convolution, BatchNorm and ReLU, and
-Caffe's fillers (caffe/filler.hpp), which draw from torch's global random state."""
+"""Parts of networks: BatchNorm whose statistics are moved from outside, the unit of convolution, BatchNorm and ReLU, and Caffe's fillers
+(caffe/filler.hpp), which draw from torch's global random state."""
 
 import math
 from collections import OrderedDict
@@ -16,11 +16,10 @@ from stagerun.base.recipe import Filler, Model, VarianceNorm
 
 
 class KeptStatistics(_BatchNorm):
-    """Normalises with the statistics of the device batch and leaves them in `batch_mean` and `batch_var` (unbiased, with m/(m-1), as Caffe).
-
-    `running_mean` and `running_var` do not move here: they follow the mean over all logical workers, known only after the reduction, by
-    Caffe's `moving_average_fraction`, `moving_average_passes` times in an iteration (0: once for each of its device batches).
-    """
+    """BatchNorm with the statistics of the device batch, left in `batch_mean` and `batch_var` (unbiased, with m/(m-1),
+    as in Caffe). `running_mean` and `running_var` do not move here: after the reduction, the engine moves them by the
+    mean over all logical workers and Caffe's `moving_average_fraction`, `moving_average_passes` times in an iteration
+    (0: once for each of its device batches)."""
 
     moving_average_fraction: float
     moving_average_passes = 1
@@ -33,12 +32,12 @@ class KeptStatistics(_BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
-        # Momentum 1 makes torch write the batch's own statistics over the buffers, at no cost beyond the pass itself.
+        # Momentum 1 makes torch overwrite the buffers with the batch's statistics, at no extra cost.
         return F.batch_norm(x, self.batch_mean, self.batch_var, self.weight, self.bias, True, 1.0, self.eps)
 
 
 class BatchNorm2d(KeptStatistics, nn.BatchNorm2d):
-    """That of stagerun's own networks."""
+    """BatchNorm of stagerun's networks."""
 
     def __init__(self, features: int, moving_average_fraction: float | None = None, eps: float | None = None) -> None:
         super().__init__(features, eps=1e-5 if eps is None else eps, momentum=None)
@@ -58,17 +57,17 @@ _STATISTICS = (("running_mean", "batch_mean"), ("running_var", "batch_var"))
 
 
 def norms(model: nn.Module) -> list[KeptStatistics]:
-    """The layers whose statistics are moved from outside."""
+    """Return the layers whose statistics are moved from outside."""
     return [m for m in model.modules() if "batch_mean" in m._buffers]  # type: ignore[misc]
 
 
 def keep_statistics(layer: _BatchNorm, fraction: float | None) -> None:
-    """Make a BatchNorm leave its statistics as ours do. `fraction` None: as its own momentum says. torch's own become ours; a class with a
-    forward of its own keeps it, which finds the batch's buffers where it looks for running ones, and a momentum of 1."""
-    if "batch_mean" in layer._buffers:  # one of stagerun's
+    """Make a BatchNorm leave its statistics in buffers as KeptStatistics does. `fraction` None: by the layer's momentum. torch's classes become
+    stagerun's; a class with another forward keeps it, with the batch's buffers in place of the running ones, and a momentum of 1."""
+    if "batch_mean" in layer._buffers:  # already done
         return
-    own = 1.0 if layer.momentum is None else 1 - layer.momentum
-    layer.moving_average_fraction = own if fraction is None else fraction  # type: ignore[assignment]
+    by_momentum = 1.0 if layer.momentum is None else 1 - layer.momentum
+    layer.moving_average_fraction = by_momentum if fraction is None else fraction  # type: ignore[assignment]
     for running, batch in _STATISTICS:
         layer.register_buffer(batch, torch.zeros_like(getattr(layer, running)), persistent=False)
     if (ours := _OURS.get(type(layer))) is not None:
@@ -81,7 +80,7 @@ def _forward(layer: _BatchNorm, forward: Callable[..., Any], *args: Any) -> Any:
     if not layer.training:
         return forward(*args)
     buffers: dict[str, Any] = layer._buffers
-    own, momentum, counter = dict(buffers), layer.momentum, layer.num_batches_tracked
+    before, momentum, counter = dict(buffers), layer.momentum, layer.num_batches_tracked
     buffers["num_batches_tracked"] = None if counter is None else counter.clone()
     buffers |= {running: buffers[batch] for running, batch in _STATISTICS}
     layer.momentum = 1.0
@@ -89,10 +88,10 @@ def _forward(layer: _BatchNorm, forward: Callable[..., Any], *args: Any) -> Any:
         return forward(*args)
     finally:
         for running, batch in _STATISTICS:
-            if buffers[running] is not own[batch]:  # the layer assigns its statistics, in place of changing them
-                own[batch].copy_(buffers[running].detach())
+            if buffers[running] is not before[batch]:  # the layer assigned its statistics, instead of changing them
+                before[batch].copy_(buffers[running].detach())
         layer.momentum = momentum
-        buffers.update(own)
+        buffers.update(before)
 
 
 def batch_norm(model: Model, width: int) -> BatchNorm2d:
@@ -100,19 +99,19 @@ def batch_norm(model: Model, width: int) -> BatchNorm2d:
 
 
 class Chain(nn.Sequential):
-    """Layers one after the other, by name: what parameters are called begins with it."""
+    """A sequence of layers by name, which prefixes the names of parameters."""
 
     def __init__(self, **layers: nn.Module) -> None:
         super().__init__(OrderedDict(layers))
 
 
 def conv(width_in: int, width: int, kernel: int, stride: int = 1, bias: bool = False) -> nn.Conv2d:
-    """An odd kernel, padded so that a step of 1 keeps the map's size and a step of 2 gives half, rounded up."""
+    """Return a convolution, padded so that a stride of 1 keeps the map's size and a stride of 2 gives half, rounded up."""
     return nn.Conv2d(width_in, width, kernel, stride, kernel // 2, bias=bias)
 
 
 def conv_unit(model: Model, width_in: int, width: int, kernel: int, stride: int = 1, bias: bool = False) -> Chain:
-    """relu(bn(conv(x)))"""
+    """Return relu(bn(conv(x)))."""
     return Chain(
         conv=conv(width_in, width, kernel, stride, bias), bn=batch_norm(model, width), relu=nn.ReLU(inplace=True)
     )
@@ -123,7 +122,7 @@ Start = Callable[[Tensor], object]
 
 
 def start(net: nn.Module, conv: Start, fc: Start | None = None) -> None:
-    """Weights of convolutions and linear layers by these rules, in the order of the layers; fc None: as they are. Biases at zero."""
+    """Fill weights of convolutions and linear layers by these rules, in the order of the layers; fc None: unchanged. Biases start at zero."""
     for layer in net.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             if rule := conv if isinstance(layer, nn.Conv2d) else fc:
@@ -133,10 +132,8 @@ def start(net: nn.Module, conv: Start, fc: Start | None = None) -> None:
 
 
 def fan(shape: torch.Size, norm: VarianceNorm) -> float:
-    """n of `xavier` and `msra` for a weight [outputs, inputs / groups, ...] or a bias [outputs].
-
-    As Caffe counts: FAN_IN is the size over the first dimension, FAN_OUT over the second (of a bias: all of it).
-    """
+    """Return n of `xavier` and `msra` for a weight [outputs, inputs / groups, ...] or a bias [outputs]. As in Caffe:
+    FAN_IN is the size over the first dimension, FAN_OUT over the second (for a bias the whole size)."""
     inputs = shape.numel() / shape[0]
     outputs = shape.numel() / (shape[1] if len(shape) > 1 else 1)
     return {
@@ -147,7 +144,7 @@ def fan(shape: torch.Size, norm: VarianceNorm) -> float:
 
 
 def _xavier(tensor: Tensor, filler: Filler) -> None:
-    """Uniform with variance 1 / n."""
+    """Fill uniformly with variance 1 / n."""
     limit = math.sqrt(3 / fan(tensor.shape, filler.variance_norm))
     tensor.uniform_(-limit, limit)
 
@@ -163,5 +160,5 @@ FILLERS: dict[str, Callable[[Tensor, Filler], Any]] = {
 
 @torch.no_grad()
 def fill(tensor: Tensor, filler: Filler) -> None:
-    """Overwrites the tensor."""
+    """Overwrite the tensor."""
     FILLERS[filler.type](tensor, filler)

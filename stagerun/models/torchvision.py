@@ -1,4 +1,4 @@
-"""`import stagerun.models.torchvision` makes `import torchvision` work after it, beside a torch build that its wheel was not made for."""
+"""`import stagerun.models.torchvision` makes a later `import torchvision` work with a torch build that its wheel was not made for."""
 
 from stagerun.models.vision import torchvision_part
 

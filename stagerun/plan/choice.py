@@ -1,5 +1,5 @@
-"""What a command asks for: the stages that --redo, --only and --until name, and a number of workers; and whether that can be. Pure, but for
-a look whether LMDBs are there."""
+"""Options of a command: the stages of --redo, --only and --until, and the number of workers, checked against the schedule. Pure, except for
+a check that LMDBs exist."""
 
 import os
 from collections.abc import Collection
@@ -13,16 +13,16 @@ from stagerun.plan.planned import Plan, State, label, options, points_averaged
 
 
 class Choice(NamedTuple):
-    """Names of stages, groups resolved. `chosen` are those that may be trained."""
+    """Names of stages, groups resolved. `chosen`: the stages that may be trained."""
 
     redo: frozenset[str]
     chosen: frozenset[str]
 
 
 def choice(schedule: Schedule, redo: Collection[str], only: Collection[str], until: str | None) -> Choice:
-    """The name of a block stands for all stages that it makes. RecipeError with every name that no stage has."""
+    """Resolve names of stages, and of blocks that make several. RecipeError with every unknown name."""
     everything = [stage.name for stage in schedule.stages]
-    members = {name: [name] for name in everything}  # what each name stands for, in running order
+    members = {name: [name] for name in everything}  # the stages of each name, in running order
     for stage in schedule.stages:
         if stage.group is not None and stage.group not in everything:
             members.setdefault(stage.group, []).append(stage.name)
@@ -39,11 +39,12 @@ def choice(schedule: Schedule, redo: Collection[str], only: Collection[str], unt
 
 def _wrong(schedule: Schedule, members: dict[str, list[str]], option: str, name: str) -> tuple[str, str] | None:
     if name not in members:
-        known = list(members)
+        names = list(members)
         if name in {one.name for one in schedule.ensembles}:
-            those = list(dict.fromkeys(stage for stage, _ in schedule.ensemble(name).points))
-            return f"`{name}` is an ensemble, not a stage", f"{option} takes stages: its members are of {some(those)}"
-        return f"no stage is named `{name}`", nearest(name, known) or f"the stages are {listing(known)}"
+            stages = list(dict.fromkeys(stage for stage, _ in schedule.ensemble(name).points))
+            hint = f"{option} takes stages: its members are from {some(stages)}"
+            return f"`{name}` is an ensemble, not a stage", hint
+        return f"no stage is named `{name}`", nearest(name, names) or f"the stages are {listing(names)}"
     if option in ("--only", "--until") and not any(schedule.stage(member).enabled for member in members[name]):
         hint = "write `enabled: true` in schedule.prototxt, at the stages it starts from as well"
         return f"stage `{name}` is not enabled", hint
@@ -51,7 +52,7 @@ def _wrong(schedule: Schedule, members: dict[str, list[str]], option: str, name:
 
 
 def require_starts(plan: Plan, chosen: Collection[str]) -> None:
-    """UsageError for a stage that is to be trained, and starts from, or is taught by, what is neither on disk nor to be trained."""
+    """Raise UsageError for a stage to train whose start or teacher is neither on disk nor chosen."""
     left_out = {s.name for s in plan.stages if s.state is State.NOT_CHOSEN}
     again = {piece.name for piece in plan.pieces}
     missing = dict.fromkeys(p.name for p in plan.pieces if p.name not in chosen)  # in running order
@@ -68,12 +69,13 @@ def require_starts(plan: Plan, chosen: Collection[str]) -> None:
     if waiting:
         first = waiting[0]
         words = " ".join([*(f"--only {name}" for name in missing), *options("--only", plan.schedule, waiting)])
-        where = f"starts from `{label(first.parent or '', first.parent_iter)}`, where there is no snapshot that counts"
-        raise UsageError(f"stage `{first.name}` {where}, and which is left out", f"`{words}` trains that first")
+        start = label(first.parent or "", first.parent_iter)
+        text = f"stage `{first.name}` starts from `{start}`, which is left out and has no snapshot that counts"
+        raise UsageError(text, f"`{words}` trains that first")
     for planned in plan.work:
         name, teacher = planned.name, planned.stage.solver.teacher
         if teacher in left_out:
-            text = f"stage `{name}` is taught by `{teacher}`, which is not trained yet, and which is left out"
+            text = f"stage `{name}` is taught by `{teacher}`, which is left out and not trained yet"
             raise UsageError(text, f"`--only {teacher} --only {name}` trains that first")
 
 
@@ -81,12 +83,12 @@ def require_starts(plan: Plan, chosen: Collection[str]) -> None:
 
 
 def most_workers(schedule: Schedule) -> int | None:
-    """Workers that the smallest batch has device batches for; None where no stage is enabled."""
+    """Return the number of device batches in the smallest batch, which limits the workers; None if no stage is enabled."""
     return min((stage.solver.most_workers for stage in schedule.stages if stage.enabled), default=None)
 
 
 def check_workers(schedule: Schedule, nproc: int) -> None:
-    """RecipeError for each division of a batch into fewer device batches, at the first stage that has it, and each `ASYNC` with fewer replicas."""
+    """Raise RecipeError for batches with fewer device batches than workers, each at its first stage, and for `ASYNC` with fewer replicas."""
     small: dict[tuple[int, int], list[Stage]] = {}
     problems = []
     for stage in schedule.stages:
@@ -96,16 +98,14 @@ def check_workers(schedule: Schedule, nproc: int) -> None:
         if solver.asynchronous:
             most = solver.most_workers
             text = f"{nproc} workers are too many for stage {stage.name}: `method: ASYNC` has {count(most, 'replica')}"
-            hint = f"use at most {count(most, 'worker')}, or write `replicas: {nproc}`, which trains otherwise"
+            hint = f"use at most {count(most, 'worker')}, or write `replicas: {nproc}`, which changes the training"
             problems.append(Problem(text, stage.written("solver.sync_param.replicas") or stage.span, hint=hint))
         else:
             small.setdefault((solver.batch_size, solver.device_batch_size), []).append(stage)
-    for (batch, device_batch), stages in small.items():
-        most, names = batch // device_batch, listing([stage.name for stage in stages], "and")
-        text = (
-            f"{nproc} workers are too many for stage{'s' * (len(stages) > 1)} {names}: batch_size {batch} "
-            f"holds {most} device batch{'es' * (most > 1)} of {device_batch}"
-        )
+    for (batch, part), stages in small.items():
+        most, names = batch // part, listing([stage.name for stage in stages], "and")
+        kind, unit = "stages" if len(stages) > 1 else "stage", "device batches" if most > 1 else "device batch"
+        text = f"{nproc} workers are too many for {kind} {names}: batch_size {batch} holds {most} {unit} of {part}"
         span = stages[0].written("solver.device_batch_size", "solver.batch_size") or stages[0].span
         hint = f"use at most {count(most, 'worker')}, or a smaller device_batch_size"
         problems.append(Problem(text, span, hint=hint))
@@ -114,19 +114,17 @@ def check_workers(schedule: Schedule, nproc: int) -> None:
 
 
 def check_short(schedule: Schedule, workers: int, device_batch: int | None, synthetic: bool, does: str) -> None:
-    """Whether the schedule can be run cut short. `does`: what a command does then. RecipeError, DataError."""
+    """Raise RecipeError or DataError if the schedule can't be run cut short. `does`: the command's verb, for a hint."""
     if most_workers(schedule) is None:
         raise UsageError(f"no stage of {schedule.name} is enabled", "take `enabled: false` out of one of them")
     check_workers(schedule, workers)
     largest = max(stage.solver.device_batch_size for stage in schedule.stages)
     if device_batch is not None and device_batch > largest:
+        hint = "it is for a machine where the real one does not fit; leave it out"
         raise UsageError(
-            f"--device-batch {device_batch} is more than the schedule's device_batch_size of {largest}",
-            "it is for a machine where the real one does not fit; leave it out",
+            f"--device-batch {device_batch} is more than the schedule's device_batch_size of {largest}", hint
         )
     missing = [source.path for source in schedule.sources if not synthetic and not os.path.exists(source.path)]
     if missing:
-        raise DataError(
-            "\n".join(f"{path}: this machine has no such LMDB" for path in missing),
-            f"`--synthetic` {does} with made-up images of the same kind",
-        )
+        text = "\n".join(f"{path}: this machine has no such LMDB" for path in missing)
+        raise DataError(text, f"`--synthetic` {does} with made-up images of the same kind")

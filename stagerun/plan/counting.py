@@ -1,7 +1,4 @@
-"""Which snapshots count for what a stage is now, and why the others don't; where a rollback goes. Pure.
-
-What a stage is called does not matter: see `found_for`.
-"""
+"""Decides which snapshots count for the current definition of a stage, and why others don't; and the target of a rollback. Pure."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -23,22 +20,21 @@ from stagerun.base.recipe import (
 )
 from stagerun.base.snapshots import TRAINING_SET, Inventory, SnapshotRef, how_far, same_set
 from stagerun.language.build import meant
-from stagerun.language.values import unsaid
+from stagerun.language.values import omitted_default
 from stagerun.plan.described import unread
 from stagerun.plan.planned import Change, Plan, PlannedStage, State, label
 from stagerun.schedule import policy_fields
 
 MAX_ITER = "solver.max_iter"
 EMA = {"solver.ema_decay", "solver.ema_interval"}
-IMAGES = "data.train.source"  # in a Change: no field of identity, but what lies there
+IMAGES = "data.train.source"  # in a Change: not a field of identity, but the images at that path
 
 
-class Place(NamedTuple):
-    """The end of a stage, or the iteration `iter` of it, which another stage starts from, is averaged from or is taught by.
-
-    `refs`: the snapshots there that count. The first, the oldest, is the one to take, so that all that start there start from the same bits.
-    `alike`: ids of snapshots there that differ in the average alone which the stage keeps of its weights: the trained weights are the same.
-    """
+class Source(NamedTuple):
+    """The end of a stage, or its iteration `iter`, as another stage's start, teacher or member of an average. `refs`:
+    the snapshots at that point that count; use the first, the oldest, so that all stages from that point start with the
+    same bits. `alike`: ids of snapshots at that point that differ only in the weight average that the stage keeps: the
+    trained weights are the same."""
 
     decision: "Decision"
     iter: int | None
@@ -58,8 +54,8 @@ class Place(NamedTuple):
         return not (self.refs or self.alike)
 
     @property
-    def comes_again(self) -> bool:
-        """Whether training the stage reproduces a snapshot that is gone from there; its end only if its length hasn't changed since."""
+    def reproducible(self) -> bool:
+        """Return whether training the stage reproduces a lost snapshot at this point; an end only if the stage's length hasn't changed."""
         planned = self.planned
         if planned.state is State.STALE or planned.again:
             return False
@@ -67,40 +63,40 @@ class Place(NamedTuple):
         return resumed is None or length_before(resumed, planned.stage) is None
 
     def id(self, recorded: str, inventory: Inventory) -> str:
-        """The id of the snapshot there; '' if unknown. If an unchanged stage lost it, assume that training reproduces the recorded one."""
+        """Return the id of the snapshot at this point; '' if unknown. If an unchanged stage lost it, assume that training reproduces the recorded
+        id."""
         if recorded in self.alike:
             return recorded
         if self.ref is not None:
             return self.ref.id
-        return recorded if self.comes_again and recorded not in inventory.ids else ""
+        return recorded if self.reproducible and recorded not in inventory.ids else ""
 
 
 class Decision(NamedTuple):
-    """What a plan has decided about a stage: `source` is what it starts from, `members` what it is averaged from. `usable`: the snapshots that
-    count. `shown`: `planned` as the plan shows it, where --only and --until may leave the stage out. `redo`: it is named by --redo, or
-    follows from such a stage.
+    """The decision about a stage. `source`: its start; `members`: the sources of its average. `usable`: the snapshots that count. `shown`:
+    `planned` as the plan shows it, if --only or --until leave the stage out. `redo`: the stage is in --redo, or below such a stage.
     """
 
-    source: Place | None
-    members: tuple[Place, ...]
+    source: Source | None
+    members: tuple[Source, ...]
     usable: tuple[SnapshotRef, ...]
     planned: PlannedStage
     shown: PlannedStage
     redo: bool
 
 
-def end_of(decision: Decision) -> Place:
-    """The end of a stage as it is now."""
+def end_of(decision: Decision) -> Source:
+    """Return the current end of a stage."""
     end = decision.planned.end
-    return Place(decision, None, (end,) if end is not None else ())
+    return Source(decision, None, (end,) if end is not None else ())
 
 
-def place_of(decision: Decision, iter: int | None, inventory: Inventory) -> Place:
+def source_at(decision: Decision, iter: int | None, inventory: Inventory) -> Source:
     stage, source = decision.planned.stage, decision.source
     at = end_of(decision)
     if iter is not None:
         refs = (ref for ref in decision.usable if ref.iter == iter)
-        at = Place(decision, iter, tuple(sorted(refs, key=lambda ref: ref.attempt)))
+        at = Source(decision, iter, tuple(sorted(refs, key=lambda ref: ref.attempt)))
     if stage.solver.early_stop is not None:
         return at
     last = stage.solver.max_iter if iter is None else iter
@@ -110,35 +106,35 @@ def place_of(decision: Decision, iter: int | None, inventory: Inventory) -> Plac
     return at._replace(alike=frozenset(alike))
 
 
-# -- how a snapshot differs from what its stage is now
+# -- differences between a snapshot and its stage's current definition
 
 
-def counts(ref: SnapshotRef, stage: Stage, source: Place | None, inventory: Inventory) -> bool:
+def counts(ref: SnapshotRef, stage: Stage, source: Source | None, inventory: Inventory) -> bool:
     """Return whether training the stage now would produce this snapshot."""
     changed = set(changed_fields(ref, stage))
     if source is None:
         came_from = ref.parent == ""
     elif source.refs or ref.parent in source.alike:
         came_from = ref.parent in source.alike or any(ref.parent == start.id for start in source.refs)
-        changed.discard(FROM_ITER)  # the id says it: that place may have been the parent's end
+        changed.discard(FROM_ITER)  # the id decides: that iteration may have been the parent's end
     else:
-        # The parent has lost that snapshot (damaged, or deleted). Unchanged, it will come to the same bits, and if not,
-        # the next plan sees another id. What is still there did not get lost: the end of another stage, or that of an
-        # older definition of a parent that is half trained again.
-        came_from = ref.parent != "" and ref.parent not in inventory.ids and source.comes_again
+        # The parent has lost that snapshot (damaged, or deleted). If unchanged, training reproduces the same bits; if it doesn't,
+        # the next plan sees another id. A snapshot that still exists is not lost: it is the end of another stage, or of an
+        # older definition of a parent that is being retrained.
+        came_from = ref.parent != "" and ref.parent not in inventory.ids and source.reproducible
     return came_from and not changed and ref.iter <= stage.solver.max_iter
 
 
 def usable_snapshots(
-    stage: Stage, source: Place | None, inventory: Inventory, schedule: Schedule
+    stage: Stage, source: Source | None, inventory: Inventory, schedule: Schedule
 ) -> tuple[SnapshotRef, ...]:
-    """The snapshots that count, without those from which the stage's end would be retrained unasked: where the end of a shorter version counts
-    no more, or the end is of other images than are there now. A half-trained stage continues with the images that are there, and `run`
-    says that it is EQUIVALENT."""
-    own, last = inventory.of(stage.name), stage.solver.max_iter
-    ended = (ref for ref in own if goes_beyond(ref, stage) and changed_fields(ref, stage) == [MAX_ITER])
+    """Return the snapshots that count, except those that would silently retrain the stage's end: snapshots of a shorter version whose end no
+    longer counts, and of an end from other images than now. A half-trained stage continues with the current images, which `run` reports
+    as EQUIVALENT."""
+    of_stage, last = inventory.of(stage.name), stage.solver.max_iter
+    ended = (ref for ref in of_stage if goes_beyond(ref, stage) and changed_fields(ref, stage) == [MAX_ITER])
     over = {ref.identity.get(MAX_ITER) for ref in ended}
-    refs = [ref for ref in own if ref.identity.get(MAX_ITER) not in over and counts(ref, stage, source, inventory)]
+    refs = [r for r in of_stage if r.identity.get(MAX_ITER) not in over and counts(r, stage, source, inventory)]
     ends = [ref for ref in refs if ref.ends(last) or goes_beyond(ref, stage)]
     other = [ref for ref in refs if images_changed(ref, stage, schedule)]
     since = max(((ref.attempt, ref.serial) for ref in ends if ref in other), default=None)
@@ -148,7 +144,7 @@ def usable_snapshots(
 
 
 def images_changed(ref: SnapshotRef, stage: Stage, schedule: Schedule) -> tuple[Change, ...]:
-    """The change of the images that a snapshot was trained on, if they are known to be others now."""
+    """Return the change of the images that a snapshot was trained on, if they certainly differ now."""
     old, new = ref.environment.get(TRAINING_SET, ""), schedule.sets.get(stage.data.train.path, "")
     if same_set(old, new) is not False:
         return ()
@@ -156,32 +152,30 @@ def images_changed(ref: SnapshotRef, stage: Stage, schedule: Schedule) -> tuple[
 
 
 def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
-    """Return the fields of identity in which the stage differs from the one that a snapshot was made with.
-
-    An upgrade makes nothing stale: a field that the snapshot's version of stagerun did not know had its default then, and a field that no
-    longer counts may have any value. Fields that are written in another way and mean the same don't differ, nor do fields that the stage
-    doesn't read: if it read one before, the field that decides this has changed.
-    """
-    files = FILES & stage.origins.keys()  # a file that is not there has no digest, and is weights nevertheless
+    """Return the fields of identity in which the stage differs from a snapshot. An upgrade makes nothing stale: a field
+    that is newer than the snapshot had its default, and a field that no longer counts may have any value. Equivalent
+    settings don't differ, nor do fields that the stage doesn't read: if it read one before, the field that decides this
+    has changed."""
+    files = FILES & stage.origins.keys()  # a missing file has no digest, but still counts
     if ref.identity == stage.identity and files <= ref.identity.keys():
-        return []  # as a plan of hundreds of stages finds most of the time
+        return []  # the usual case, which must be fast for hundreds of stages
     had, has = meant(ref.identity), meant(stage.identity)
-    anything_goes = {f"solver.{field}" for field, _ in unread(stage)}
+    ignored = {f"solver.{field}" for field, _ in unread(stage)}
 
     def changed(field: str) -> bool:
-        if field in anything_goes or has.get(field) == ABSENT:  # a package that `run` has, and this machine hasn't
+        if field in ignored or has.get(field) == ABSENT:  # a package that this machine lacks
             return False
-        if default := unsaid(field):
+        if default := omitted_default(field):
             return had.get(field, default) != has.get(field, default)
         if field == MAX_ITER and length_before(ref, stage) is not None and not what_differs(ref, stage):
             return False
         if field == AVERAGE_MEMBERS and (had.get(AVERAGE_OF) or "?") == has.get(AVERAGE_OF):
-            return False  # the ids say it: one of them may have been a stage's end
+            return False  # the ids decide: a member may have been a stage's end
         if field in had:
             gone = field not in stage.identity and field in stage.origins
             return not gone and had[field] != has.get(field)
         if field == TESTED_LABELS:
-            return False  # not known then; a stage that had neither labels nor `early_stop` differs in these
+            return False  # newer than the snapshot; a stage without labels or `early_stop` differs in these fields
         origin = stage.origins.get(field)
         return (field in files) if field in FILES else origin is None or origin.layer != "default"
 
@@ -189,10 +183,10 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
 
 
 def length_before(ref: SnapshotRef, stage: Stage) -> int | None:
-    """The `max_iter` that a snapshot was made with, where the stage has another now."""
+    """Return a snapshot's `max_iter` if the stage has another now."""
     text = ref.identity.get(MAX_ITER, "")
-    known = text.isascii() and text.isdigit() and len(text) <= 18
-    return int(text) if known and int(text) != stage.solver.max_iter else None
+    is_number = text.isascii() and text.isdigit() and len(text) <= 18
+    return int(text) if is_number and int(text) != stage.solver.max_iter else None
 
 
 def goes_beyond(ref: SnapshotRef, stage: Stage) -> bool:
@@ -201,23 +195,24 @@ def goes_beyond(ref: SnapshotRef, stage: Stage) -> bool:
 
 
 def what_differs(ref: SnapshotRef, stage: Stage) -> str:
-    """Say why training the stage now does not reproduce a snapshot of a shorter or longer version; '' if it does."""
+    """Return why training the stage now would not reproduce a snapshot of a shorter or longer version; '' if it would."""
     before, now = length_before(ref, stage), stage.solver.max_iter
     if before is None:
         return ""
     if before > now and (ref.iter >= now or ref.ended):
-        return f"it was trained to iteration {ref.iter}, and would end at {now}"  # which does more than a snapshot in its midst
-    if found := what_end_differs(stage.solver, before, at_end=goes_beyond(ref, stage)):
-        return found
-    # In the midst, too: it may have gone back from the end, and not be there again.
+        # An end does more than an inner snapshot.
+        return f"it was trained to iteration {ref.iter}, and would end at {now}"
+    if difference := what_end_differs(stage.solver, before, at_end=goes_beyond(ref, stage)):
+        return difference
+    # Before the end, too: it may have gone back from the end.
     if stage.solver.on_nan is OnNan.ROLLBACK and ref.skipped:
-        return f"`on_nan: ROLLBACK` has left out images, and does so in another way at the end, iteration {min(before, now)}"
+        return f"`on_nan: ROLLBACK` has left out images, and leaves out others at the end, iteration {min(before, now)}"
     return ""
 
 
 def what_end_differs(solver: Solver, before: int, at_end: bool = True) -> str:
-    """The same of a stage that was trained to `before`, and is otherwise as it is. An evaluation at its end that `early_stop` goes by comes
-    when the stage goes on."""
+    """Return `what_differs` for a stage that was trained to `before` and is otherwise unchanged. An evaluation for `early_stop` at that end
+    happens when the stage continues."""
     if before != solver.max_iter and "max_iter" in policy_fields(solver.lr_policy):
         return f"lr_policy `{solver.lr_policy}` reads max_iter"
     if at_end and solver.sync is not None:
@@ -225,13 +220,13 @@ def what_end_differs(solver: Solver, before: int, at_end: bool = True) -> str:
     return ""
 
 
-# -- why none counts, in words
+# -- the reason in words if no snapshot counts
 
 
 def why_stale(
-    schedule: Schedule, stage: Stage, source: Place | None, inventory: Inventory
+    schedule: Schedule, stage: Stage, source: Source | None, inventory: Inventory
 ) -> tuple[str, tuple[Change, ...]]:
-    """The reason in words, and the fields that differ, of a stage that has snapshots, none of which counts."""
+    """Return why a stage's snapshots don't count, in words, and the fields that differ."""
     newest = max(inventory.of(stage.name), key=lambda ref: (ref.attempt, ref.iter))
     changed = changed_fields(newest, stage)
     changes = tuple(
@@ -239,11 +234,9 @@ def why_stale(
     )
     images = images_changed(newest, stage, schedule)
     if changes:
-        why = (
-            "its definition has changed since it was trained: it was edited, or `run` had a --set that isn't given here"
-        )
+        why = "its definition has changed since it was trained: it was edited, or `run` had a --set missing here"
         if changed == [MAX_ITER] and newest.iter < stage.solver.max_iter and (differs := what_differs(newest, stage)):
-            why = f"its max_iter was changed, and it can't go on from what was trained: {differs}"
+            why = f"its max_iter was changed, and it can't continue from its snapshots: {differs}"
         return why, changes + images
     if images:
         return "the training images have changed since it was trained", images
@@ -260,16 +253,16 @@ def why_stale(
 
 
 def _other_start(
-    ref: SnapshotRef, stage: Stage, source: Place, inventory: Inventory, moved: bool
+    ref: SnapshotRef, stage: Stage, source: Source, inventory: Inventory, moved: bool
 ) -> tuple[str, tuple[Change, ...]]:
-    """`moved`: from another iteration of its parent."""
+    """Return `why_stale` for a changed start. `moved`: to another iteration of its parent."""
     parent, now = source.planned.stage, stage.starts_from
     started = next((other for other in inventory.snapshots if other.id == ref.parent), None)
     before = started.stage if started is not None else parent.name
     longer = started is not None and before == parent.name and goes_beyond(started, parent)
     if started is not None and longer and stage.parent_iter is None and not changed_fields(started, parent):
         keeps = f' (`from: "{parent.name}@{started.iter}"` keeps it)' if stage.average is None else ""
-        goes = f"goes on from iteration {started.iter} to {parent.solver.max_iter}"
+        goes = f"continues from iteration {started.iter} to {parent.solver.max_iter}"
         return f"it started from the end of `{parent.name}`, which {goes}{keeps}", ()
     if ref.parent == "":
         return f"it was trained from the seed, and now starts from `{now}`", ()
@@ -285,45 +278,43 @@ def _other_start(
 
 def _other_average(ref: SnapshotRef, stage: Stage) -> str:
     if stage.average is not None and not stage.identity.get(AVERAGE_OF):
-        return f"snapshots that `{stage.average}` is averaged from are stale, longer now, or to be trained again"
-    before = (
-        "trained from an average of other snapshots" if AVERAGE_OF in ref.identity else "not trained from an average"
-    )
-    return f"it was {before}, and now starts from `{stage.starts_from or 'the seed'}`"
+        return f"snapshots in the average `{stage.average}` are stale, longer now, or to be trained again"
+    was = "trained from an average of other snapshots" if AVERAGE_OF in ref.identity else "not trained from an average"
+    return f"it was {was}, and now starts from `{stage.starts_from or 'the seed'}`"
 
 
 def change_of(field: str, ref: SnapshotRef, stage: Stage) -> Change:
-    missing = {FROM_ITER: "(the end)", LAST_USED: "(1 stage before)"}.get(field) or unsaid(field) or "(none)"
+    missing = {FROM_ITER: "(the end)", LAST_USED: "(1 stage before)"}.get(field) or omitted_default(field) or "(none)"
     old, new = ref.identity.get(field, missing), stage.identity.get(field, missing)
     name = "from" if field == FROM_ITER else field.removeprefix("solver.")
     return Change(name, old, new, stage.written(field))
 
 
-# -- snapshots by what they are, not by what they are called
+# -- snapshots by identity, not by name
 #
-# What a snapshot depends on does not include the stage's name. So a snapshot under a name that the schedule doesn't have belongs to
-# the first stage, in running order, that would come by it: the stage was renamed, or its block has one more entry in `from`.
+# A snapshot's identity excludes the stage's name. So a snapshot under a name that the schedule lacks belongs to the first stage, in running
+# order, that would produce it: the stage was renamed, or its block has one more entry in `from`.
 
 
-def found_for(stage: Stage, source: Place | None, inventory: Inventory, strangers: Collection[str]) -> Inventory:
-    """Return the inventory with each snapshot that counts for `stage`, under a name that no stage has, as one of the stage's. Where what it came
-    from is gone, nothing shows that it came from this parent. One end is enough, the stage's own first: so two stages that were trained
-    alike each find their own."""
+def claim_strangers(stage: Stage, source: Source | None, inventory: Inventory, strangers: Collection[str]) -> Inventory:
+    """Return the inventory with each snapshot of `strangers`, names that no stage has, under `stage` if it counts for the stage. If its start is
+    gone, nothing proves that it came from this parent. One end is enough, first under the stage's name: so two stages that were trained
+    alike each get their snapshots."""
     if not strangers or (source is not None and not source.refs):
         return inventory
-    length, found = stage.solver.max_iter, dict[str, str]()
+    length, claimed = stage.solver.max_iter, dict[str, str]()
     ended = any(ref.ends(length) for ref in inventory.of(stage.name) if counts(ref, stage, source, inventory))
     for name in strangers:
         fitting = [ref for ref in inventory.of(name) if counts(ref, stage, source, inventory)]
         ends = any(ref.ends(length) for ref in fitting)
         if not (ends and ended):
-            found |= {ref.name: stage.name for ref in fitting}
+            claimed |= {ref.name: stage.name for ref in fitting}
             ended = ended or ends
-    return under(inventory, found)
+    return under(inventory, claimed)
 
 
 def under(inventory: Inventory, names: Mapping[str, str]) -> Inventory:
-    """The inventory with snapshots under other stages: by the snapshot's name the stage's."""
+    """Return the inventory with snapshots under other stages; `names`: the stage's name by the snapshot's."""
     if not names:
         return inventory
 
@@ -335,41 +326,40 @@ def under(inventory: Inventory, names: Mapping[str, str]) -> Inventory:
 
 
 def names_of(inventory: Inventory) -> dict[str, str]:
-    """The names that `under` needs to make this inventory from the one on disk."""
+    """Return the names with which `under` makes this inventory from the one on disk."""
     return {ref.name: ref.stage for ref in inventory.snapshots if ref.trained_as}
 
 
 def lineage(plan: Plan, planned: PlannedStage) -> list[SnapshotRef]:
-    """The snapshots of others that a folder must have for a stage to be trained there: of its ancestors, its teacher and its average."""
+    """Return the snapshots of other stages that a folder needs to train a stage: of its ancestors, its teacher and its average."""
     stages = {other.name: other for other in plan.stages}
-    found = [planned.start] if planned.state is State.FRESH else []
+    needed = [planned.start] if planned.state is State.FRESH else []
     stage = planned.stage
     while stage.parent is not None:
         parent, at = stages[stage.parent], plan.schedule.start_iter(stage)
-        found += [*(ref for ref in plan.inventory.of(stage.parent) if ref.iter == at), parent.end]
+        needed += [*(ref for ref in plan.inventory.of(stage.parent) if ref.iter == at), parent.end]
         stage = parent.stage
-    return [ref for ref in (*found, planned.teacher, *planned.averaged) if ref is not None]
+    return [ref for ref in (*needed, planned.teacher, *planned.averaged) if ref is not None]
 
 
-# -- where `on_nan: ROLLBACK` goes back to
+# -- the target of `on_nan: ROLLBACK`
 
 
-def place(iter: int, every: int, branches: Collection[int]) -> int:
-    """The iteration that a run which fails after `iter` updates goes back to, if nothing is lost; 0: the stage's start. Also where it has gone
-    back before: the way that it is on began at such a place, and no later one lies between them."""
+def rollback_iter(iter: int, every: int, branches: Collection[int]) -> int:
+    """Return the iteration that a run which fails after `iter` updates goes back to if no snapshot is lost; 0: the stage's start. After an
+    earlier rollback it is the same: that rollback went to such an iteration, and no later one is in between."""
     return max([iter - iter % every if every else 0, *(branch for branch in branches if branch <= iter)])
 
 
 def targets(
     inventory: Inventory, stage: Stage, branches: Collection[int], parent: str, skipped: int, iter: int
 ) -> tuple[SnapshotRef, ...]:
-    """The snapshots that a stage in training at `iter`, with `skipped` images left out so far, may go back to, the one to take first; none: back
-    to its start, the snapshot with the id `parent`. Places where only a stop makes a snapshot are passed over: the bits must not depend
-    on that."""
+    """Return the snapshots that a stage at `iter`, with `skipped` images left out so far, may go back to, the best first; (): back to its start,
+    the snapshot with the id `parent`. Snapshots that only a stop wrote don't count: the bits must not depend on them."""
 
     def fits(ref: SnapshotRef) -> bool:
-        is_due = ref.iter > 0 and place(ref.iter, stage.solver.snapshot, branches) == ref.iter
+        is_due = ref.iter > 0 and rollback_iter(ref.iter, stage.solver.snapshot, branches) == ref.iter
         return is_due and ref.parent == parent and (ref.skipped, ref.iter) <= (skipped, iter)
 
-    own = [ref for ref in inventory.of(stage.name) if fits(ref) and not changed_fields(ref, stage)]
-    return tuple(sorted(own, key=how_far, reverse=True))
+    fitting = [ref for ref in inventory.of(stage.name) if fits(ref) and not changed_fields(ref, stage)]
+    return tuple(sorted(fitting, key=how_far, reverse=True))

@@ -1,7 +1,7 @@
-"""What a stage does, in a few words: its update, images, replicas, network, what it takes over; and which of its settings are read. Pure."""
+"""Short descriptions of a stage: its update, images, replicas, network, inherited state; and the settings that it doesn't read. Pure."""
 
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -21,7 +21,8 @@ from stagerun.base.recipe import (
 )
 from stagerun.base.text import apart, count
 from stagerun.base.wings import require_wing
-from stagerun.language.values import members, text
+from stagerun.language.tree import retired
+from stagerun.language.values import default_text, layout, members, text
 from stagerun.schedule import (
     POLICIES,
     SOLVER_TYPES,
@@ -38,20 +39,20 @@ from stagerun.schedule import (
 
 
 def loss(solver: Solver) -> str:
-    """'' where it is what it is by default."""
+    """Return the loss in words; '' for the default."""
     how = solver.loss
     if how is None or how.type is LossType.SOFTMAX:
         return ""
     if how.type is LossType.BINARY:
         mean = "outputs" if how.normalization is Normalization.FULL else "images"
-        return f"loss: BINARY, each class by itself, mean over {mean}"
+        return f"loss: BINARY, each class separately, mean over {mean}"
     if how.type is LossType.PYTHON:
         return f"loss: `{how.function}`" + (f" with {how.args}" if how.args else "")
     return f"loss: DISTILL, taught by `{how.teacher}`, temperature {how.temperature:g}, weight {how.weight:g}"
 
 
 def described(solver: Solver) -> str:
-    """The type and those of its settings that matter, `delta` left out; then the average, if one is kept."""
+    """Return the type and the settings that it reads, except `delta`; then the weight average, if any."""
     read = fields_read(solver)
     parts = [solver.type, *(f"{n} {getattr(solver, n):g}" for n in ("momentum", "momentum2", "rms_decay") if n in read)]
     if "momentum_form" in read and solver.momentum_form is MomentumForm.TORCH:
@@ -69,38 +70,38 @@ def described(solver: Solver) -> str:
 
 
 @cache
-def _known() -> tuple[list[str], list[str]]:
-    """The fields that some policy reads, and those that some type reads."""
+def _conditional_fields() -> tuple[list[str], list[str]]:
+    """Return the fields that only some policies read, and the fields that only some types read."""
     of_types = {name for kind in SOLVER_TYPES.values() for name in kind.reads} - {"adapt", "local_lr_auto"}
     return sorted({name for kind in POLICIES for name in own_fields(kind)}), sorted(of_types)
 
 
 def unread(stage: Stage) -> list[tuple[str, str]]:
-    """(field, why) of all that the stage doesn't read, written or not, as the end of `FIELD is not read`."""
-    solver, read, own = stage.solver, fields_read(stage.solver), own_fields(stage.solver.lr_policy)
-    of_policies, of_types = _known()
-    found = [(name, f" by lr_policy {solver.lr_policy}") for name in of_policies if name not in own]
+    """Return (field, why) for each field that the stage doesn't read, written or not; `why` ends `FIELD is not read`."""
+    solver, read, of_policy = stage.solver, fields_read(stage.solver), own_fields(stage.solver.lr_policy)
+    of_policies, of_types = _conditional_fields()
+    fields = [(name, f" by lr_policy {solver.lr_policy}") for name in of_policies if name not in of_policy]
     for name in (name for name in of_types if name not in read):
         without = " without local_lr_auto" if (name, solver.type) == ("local_gw_ratio", "SGD") else ""
-        found.append((name, f" by type {solver.type}{without}"))
-    everything = "there is no test_interval, and the evaluation after a stage covers every image"
+        fields.append((name, f" by type {solver.type}{without}"))
+    everything = "test_interval is not set, and the evaluation after a stage covers every image"
     conditions = (
         ("local_lr_passes" in read, "local_lr_passes", "local_lr_auto is false"),
-        (solver.warmup_iter, "warmup_start_lr", "there is no warm-up"),
-        (solver.warmup_iter, "decay_from", "there is no warm-up"),
+        (solver.warmup_iter, "warmup_start_lr", "the stage has no warm-up"),
+        (solver.warmup_iter, "decay_from", "the stage has no warm-up"),
         (solver.weight_decay, "regularization_type", "weight_decay is 0"),
-        (solver.ema_decay is not None, "ema_interval", "there is no ema_decay"),
+        (solver.ema_decay is not None, "ema_interval", "ema_decay is not set"),
         (solver.test_interval, "test_iter", everything),
         (solver.on_nan is not OnNan.STOP, "max_nan", "on_nan is STOP"),
     )
-    return [*found, *((name, f": {why}") for is_read, name, why in conditions if not is_read)]
+    return [*fields, *((name, f": {why}") for is_read, name, why in conditions if not is_read)]
 
 
 # -- images
 
 
 def augmentation(solver: Solver) -> str:
-    """What is done to the images at random, in a few words."""
+    """Return the random changes of the images, in a few words."""
     return ", ".join(_augmentation(solver)) or "none"
 
 
@@ -136,93 +137,112 @@ def _augmentation(solver: Solver) -> Iterator[str]:
 
 
 def short(value: object, digits: int) -> str:
-    """A value of a transform, numbers with so many digits."""
+    """Return a value of a transform, numbers with `digits` digits."""
     if isinstance(value, tuple):
         return " ".join(short(v, digits) for v in value) or "none"
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:.{digits}g}"
-    if is_dataclass(value):
-        return f"{{ {' '.join(f'{one.name}: {text(getattr(value, one.name))}' for one in fields(value))} }}"
+    if is_dataclass(value):  # a message; `--why` has its fields
+        written = [(name[1:], text(held)) for name, held in members(value, "")]
+        changed = [f"{name}: {held}" for name, held in written if not _is_usual(value, name, held)]
+        return f"{{ {' '.join(changed)} }}" if changed else "{ }"
     return value if isinstance(value, str) else text(value)
+
+
+def _is_usual(message: object, name: str, value: str) -> bool:
+    """Return whether a field of a message is at its default, or retired."""
+    field = next(member.fields[-1] for member in layout(type(message)) if member.path == name)
+    return value == default_text(field) or bool(retired(field))
+
+
+def evaluation(stage: Stage) -> str:
+    """Say when a stage is evaluated, and on how many images; '' without validation images."""
+    solver, images = stage.solver, sum(val.images for val in stage.data.val)
+    if not images:
+        return ""
+    inside = f"every {count(solver.test_interval, 'iteration')}" if solver.test_interval else ""
+    if solver.test_interval and solver.test_iter is not None:
+        part = sum(min(val.images, solver.test_iter * solver.test_batch_size) for val in stage.data.val)
+        inside += f" on {part}" if part < images else ""
+    return f"evaluated {inside + ' and ' if inside else ''}at its end on {count(images, 'image')}"
 
 
 # -- where the learning rate is not one policy's: where a stage leaves its parent, and where its warm-up ends
 
-# A learning rate that is off by more than this share, where one would expect it to go on, jumps.
+# A learning rate jumps at a joint if it is off by more than this share.
 JUMP = 0.05
 
 
 class Joint(NamedTuple):
-    """Where the learning rate is not one policy's. Rates of `plateau` are those before any drop."""
+    """A joint between two learning-rate policies. Rates of `plateau` are before any drop."""
 
-    place: str  # the parent's name at iteration 0, and `warm-up` where a warm-up ends
+    place: str  # the parent's name at iteration 0, `warm-up` at the end of a warm-up
     iter: int
     before: float  # the rate of the update before `iter`
     after: float
 
 
 def joints(schedule: Schedule, stage: Stage) -> list[Joint]:
-    """The stage's joints, in the order of its iterations; jumps or not."""
+    """Return the stage's joints in the order of its iterations, whether they jump or not."""
     solver = stage.solver
     rate = learning_rate(solver)
-    found = []
+    stage_joints = []
     if stage.parent is not None:
         parent = schedule.stage(stage.parent).solver
-        found.append(Joint(stage.parent, 0, learning_rate(parent)(schedule.start_iter(stage) - 1), rate(0)))
+        stage_joints.append(Joint(stage.parent, 0, learning_rate(parent)(schedule.start_iter(stage) - 1), rate(0)))
     end = warm_up_end(solver)
     if stage.begins < end < solver.max_iter:
-        found.append(Joint("warm-up", end, rate(end - 1), rate(end)))
-    return found
+        stage_joints.append(Joint("warm-up", end, rate(end - 1), rate(end)))
+    return stage_joints
 
 
 def jumps(schedule: Schedule, stage: Stage, joint: Joint) -> bool:
-    """Whether the rate is off: a ramp ends at base_lr, whatever its last step is; a child goes on with its parent's rate, and how far that
-    of a `plateau` has come down is unknown."""
+    """Return whether the rate jumps: a ramp should end at base_lr, whatever its last step; a child should continue at its parent's rate, except
+    after a `plateau`, whose drops are unknown."""
     if not joint.iter and schedule.stage(joint.place).solver.lr_policy == "plateau":
         return False
     due = stage.solver.base_lr if joint.iter else joint.before
     return abs(joint.after - due) > JUMP * due
 
 
-# -- when replicas meet
+# -- synchronisations of replicas
 
 
 def replicas(schedule: Schedule, stage: Stage) -> Iterator[str]:
-    """`4, LOCAL, by QSR with alpha 0.2 every 4 or more iterations, from iteration 780: 312 synchronisations, ...: 784, 788, ...`; of ASYNC who
-    pushes what, the boundaries, and what the bits hang on."""
+    """Yield `4, LOCAL, by QSR with alpha 0.2 every 4 or more iterations, from iteration 780: 312 synchronisations, ...: 784, 788, ...`; for
+    ASYNC the pushes, the boundaries, and the causes of different bits."""
     solver, sync = stage.solver, stage.solver.sync
     if sync is None:
         return
     if solver.asynchronous:
-        found = boundaries(solver, schedule.branch_points(stage.name))
+        iters = boundaries(solver, schedule.branch_points(stage.name))
         yield (
             f"replicas: {sync.replicas}, ASYNC: each pushes iterations of {count(solver.batch_size, 'image')}, at most "
             f"{count(sync.max_staleness or 0, 'update')} behind"
         )
-        yield f"all iterations before are applied, and none after has started, at {_first(found)}"
-        yield "the order of pushes isn't known beforehand, and bits hang on it: `run --replay OUT` trains in that of OUT again"
+        yield f"all earlier iterations are applied, and no later one has started, at {_first(iters)}"
+        yield "the bits depend on the order of pushes, which varies: `run --replay OUT` repeats the order of OUT"
         return
-    start, found = parting(solver), synchronisations(solver)
+    start, met = parting(solver), synchronisations(solver)
     parts = [str(sync.replicas), sync.method.value, f"every {count(sync.period or 0, 'iteration')}"]
-    often = count(len(found), "synchronisation")
+    often = count(len(met), "synchronisation")
     if sync.rule is SyncRule.QSR:
         parts[2] = f"by QSR with alpha {sync.alpha:g} every {sync.period} or more iterations"
-        often += f", every {(solver.max_iter - start) / max(len(found), 1):.4g} iterations on average"
+        often += f", every {(solver.max_iter - start) / max(len(met), 1):.4g} iterations on average"
     parts += ["momentum averaged"] if sync.momentum is SyncMomentum.AVERAGE else []
     if sync.method is SyncMethod.DILOCO and sync.outer is not None:
         parts.append(f"outer {sync.outer.type} at {sync.outer.base_lr:g} with momentum {sync.outer.momentum:g}")
     parts += [f"from iteration {start}"] if start else []
-    yield f"replicas: {', '.join(parts)}: {often}: {_first(found)}"
+    yield f"replicas: {', '.join(parts)}: {often}: {_first(met)}"
 
 
 def _first(iters: list[int] | tuple[int, ...]) -> str:
     return ", ".join([*map(str, iters[:5]), *(["..."] if len(iters) > 5 else [])])
 
 
-# -- what is other than in the stage before
+# -- changes from the parent stage
 
-# Fields whose changes are shown elsewhere: learning rate and length in the table, the images and what is carried on lines of
-# their own.
+# Fields whose changes are shown elsewhere: learning rate and length in the table, images and inherited state on other lines.
 _SHOWN = (
     "base_lr", "lr_policy", "power", "gamma", "step", "lr_", "warmup", "decay_from", "policy_start", "end_lr", "knot", "plateau",
     "average_loss", "max_", "transform_param", "test_", "carry", "compress_param", "sync_param", "loss", "early_stop",
@@ -230,14 +250,13 @@ _SHOWN = (
 
 
 def carried_changes(schedule: Schedule, stage: Stage) -> Iterator[str]:
-    """What a stage starts from whose parent's replicas haven't met there; the settings of the update and of the images that aren't the
-    parent's, `field old -> new`."""
+    """Yield the start from replicas that haven't synchronised, and changes of update and images, `field old -> new`."""
     assert stage.parent is not None
     parent, at = schedule.stage(stage.parent), schedule.start_iter(stage)
     old, met = parent.solver, synchronisations(parent.solver) if parent.solver.sync is not None else []
     if old.sync is not None and not old.asynchronous and at > (start := parting(old)) and at not in met:
         since = count(at - max((iter for iter in met if iter < at), default=start), "iteration")
-        yield f"starts from the average of {old.sync.replicas} replicas, {since} after they last met"
+        yield f"starts from the average of {old.sync.replicas} replicas, {since} after their last synchronisation"
     changes = []
     for field, new in stage.identity.items():
         name = field.removeprefix("solver.")
@@ -246,16 +265,21 @@ def carried_changes(schedule: Schedule, stage: Stage) -> Iterator[str]:
     if changes:
         yield f"update: {', '.join(changes)}"
     pairs = zip(members(old.transform, ""), members(stage.solver.transform, ""), strict=True)
-    moved = [(key[1:], *apart((before, now), 6, short)) for (key, before), (_, now) in pairs if before != now]
+    moved = list[tuple[str, ...]]()
+    for (key, before), (_, now) in pairs:
+        if is_dataclass(before) != is_dataclass(now):
+            moved.append((key[1:], "on" if before else "off", "on" if now else "off"))
+        elif before != now:
+            moved.append((key[1:], *apart((before, now), 6, short)))
     if moved:
         yield f"augmentation: {', '.join(f'{name} {before} -> {now}' for name, before, now in moved)}"
 
 
-# -- the network; shapes are not known here
+# -- the network; its shapes are unknown here
 
 
 def network_change(schedule: Schedule, stage: Stage) -> str:
-    """What is said of a stage whose network is not that of the stage it starts from; '' of others."""
+    """Return the change from the parent's network; '' if it is the same."""
     if stage.parent is None or schedule.stage(stage.parent).model == stage.model:
         return ""
     before, now, where = schedule.stage(stage.parent).model, stage.model, f"stage `{stage.name}`"
@@ -263,14 +287,14 @@ def network_change(schedule: Schedule, stage: Stage) -> str:
     if before.name != now.name:
         text = f"{where} trains `{now.name}`, and `{stage.parent}` trains `{before.name}`"
         if before.num_classes != now.num_classes:
-            text += f", {now.num_classes} classes in place of {before.num_classes}"
+            text += f", {now.num_classes} classes instead of {before.num_classes}"
     elif before.num_classes != now.num_classes:
-        text = f"{where} has {now.num_classes} classes, and `{stage.parent}` has {before.num_classes}: its head is drawn anew"
-    return f"{text}; what fits by name and shape is taken over"
+        text = f"{where} has {now.num_classes} classes, and `{stage.parent}` has {before.num_classes}: its head starts from random weights"
+    return f"{text}; tensors with the same name and shape are kept"
 
 
 def network_lines(schedule: Schedule, stage: Stage) -> Iterator[str]:
-    """What `plan` says of a stage's network and weights."""
+    """Yield `plan`'s lines about a stage's network and weights."""
     model, solver = stage.model, stage.solver
     if change := network_change(schedule, stage):
         yield f"network: {change.removeprefix(f'stage `{stage.name}` ')}"
@@ -280,10 +304,11 @@ def network_lines(schedule: Schedule, stage: Stage) -> Iterator[str]:
         size = require_wing("caffe.table.size_text")(model)
         yield f"net: {size}"
     if solver.solverstate is not None:
-        where = f"at iteration {stage.begins}, " if stage.begins else ""
-        yield f"begins: {where}where {solver.solverstate} was written; `--weights` shows which tensors it gives"
+        at = f"at iteration {stage.begins} " if stage.begins else ""
+        yield f"begins: {at}from {solver.solverstate}; `--weights` shows its tensors"
     elif (weights := solver.weights) is not None:
-        parts = [weights.file, *(f"but `{pattern}`" for pattern in weights.drop), *["what fits"] * (not weights.strict)]
+        parts = [weights.file, *(f"without `{pattern}`" for pattern in weights.drop)]
+        parts += [] if weights.strict else ["as far as they fit"]
         yield f"weights: {', '.join(parts)}; `--weights` shows which tensors"
     if solver.freeze:
         yield f"frozen: {listing(solver.freeze, 'and')}"

@@ -1,4 +1,4 @@
-"""What an evaluation depends on; plan + results so far -> for each ensemble, whether it can be evaluated or already was. Pure."""
+"""The plan for each ensemble: whether it can be evaluated or already was; and the facts that an evaluation depends on. Pure."""
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -14,59 +14,59 @@ from stagerun.language.values import NONE, at_default, leaves
 from stagerun.plan.hours import EVALUATION_SHARE, Speed, Spent
 from stagerun.plan.planned import Plan
 
-# -- what an evaluation depends on besides weights
+# -- the facts besides weights that an evaluation depends on
 
-BESIDE = " + "  # between texts of several validation sets
+SEPARATOR = " + "  # between texts of several validation sets
 
 
 def tested_set(schedule: Schedule, stage: Stage) -> str:
-    """Which validation images the stage has, as far as someone has looked: texts of `image_sets.set_of`, with digests."""
-    return BESIDE.join(schedule.sets.get(val.path, "") for val in stage.data.val)
+    """Return the identity of the stage's validation images, as far as known: texts of `image_sets.set_of`, with digests."""
+    return SEPARATOR.join(schedule.sets.get(val.path, "") for val in stage.data.val)
 
 
 def _same_sets(schedule: Schedule, stage: Stage, tested: str) -> list[bool | None]:
-    before, now = tested.split(BESIDE), tested_set(schedule, stage).split(BESIDE)
+    before, now = tested.split(SEPARATOR), tested_set(schedule, stage).split(SEPARATOR)
     return [same_set(*pair) for pair in zip(before, now, strict=False)]
 
 
 def other_set(schedule: Schedule, stage: Stage, tested: str) -> bool:
-    """Whether the stage's validation images are known to be others than those that `tested` (`tested_set` of a result) is of."""
+    """Return whether the stage's validation images certainly differ from a result's (`tested`: its `tested_set`)."""
     return False in _same_sets(schedule, stage, tested)
 
 
 def tested_on(stage: Stage) -> str:
-    """Images as they are written, and transform of a stage's evaluation; '' without validation images."""
+    """Return the images as written and the transform of a stage's evaluation; '' without validation images."""
     return f"{_images(stage)} {_seen_as(stage)[0]}" if stage.data.val else ""
 
 
 def _images(stage: Stage) -> str:
-    return BESIDE.join(f"{val.source} {val.images}" for val in stage.data.val)
+    return SEPARATOR.join(f"{val.source} {val.images}" for val in stage.data.val)
 
 
 def _seen_as(stage: Stage) -> tuple[str, str]:
-    """What of the transform isn't a default, so that results stay when the language gets another field, and digests of labels; then the same
-    as earlier versions wrote it."""
-    transform, of_training = stage.solver.test_transform, "solver.transform_param"  # a message of the same defaults
+    """Return the transform's non-default fields, so that new fields of the language don't invalidate results, with digests of labels; then
+    the same as earlier versions wrote it."""
+    transform, of_training = stage.solver.test_transform, "solver.transform_param"  # a message with the same defaults
     fields = leaves(transform, of_training)
-    said = [f"{key.removeprefix(f'{of_training}.')}: {text}" for key, text in fields if not at_default(key, text)]
+    texts = [f"{key.removeprefix(f'{of_training}.')}: {text}" for key, text in fields if not at_default(key, text)]
     before = str(replace(transform, mean_path=""))
     for unset in (", crop_size_ramp=None", ", python=None", ", mean_file=None, mean_path=''"):
-        before = before.replace(unset, "")  # of versions that did not know the field
+        before = before.replace(unset, "")  # of versions without the field
     labels = [val.labels_digest for val in stage.data.val if val.labels_digest]
-    return " ".join(["{", *said, "}", *labels]), " ".join([before, *labels])
+    return " ".join(["{", *texts, "}", *labels]), " ".join([before, *labels])
 
 
 def tested_alike(schedule: Schedule, stage: Stage, tested: str, images: str) -> bool:
-    """Whether a result (its `tested_on` and `tested_set`) is of the images and the transform that the stage has now. Images that are known
-    to be the same may have moved."""
+    """Return whether a result (its `tested_on` and `tested_set`) has the stage's current images and transform. Images that are certainly the
+    same may have moved."""
     if not stage.data.val:
         return not tested
     same = _same_sets(schedule, stage, images)
-    moved = all(same) and images.count(BESIDE) == len(stage.data.val) - 1
-    # Earlier versions wrote where the images are on the machine.
-    places = BESIDE.join(f"{val.path} {val.images}" for val in stage.data.val)
-    wheres = [f" {stage.data.val[-1].images}"] if moved else [_images(stage), places]
-    ends = tuple(f"{where} {seen}" for where in wheres for seen in _seen_as(stage))
+    moved = all(same) and images.count(SEPARATOR) == len(stage.data.val) - 1
+    # Earlier versions wrote the absolute paths of the images.
+    absolute = SEPARATOR.join(f"{val.path} {val.images}" for val in stage.data.val)
+    images_texts = [f" {stage.data.val[-1].images}"] if moved else [_images(stage), absolute]
+    ends = tuple(f"{where} {seen}" for where in images_texts for seen in _seen_as(stage))
     return False not in same and (tested.endswith(ends) if moved else tested in ends)
 
 
@@ -81,7 +81,7 @@ class EnsembleState(enum.Enum):
 
 
 class PlannedEnsemble(NamedTuple):
-    """`members` are the snapshots that it is made from (READY, DONE). `result` is there if DONE."""
+    """The plan for an ensemble. `members`: its snapshots (READY, DONE). `result`: None unless DONE."""
 
     ensemble: Ensemble
     state: EnsembleState
@@ -95,21 +95,21 @@ class PlannedEnsemble(NamedTuple):
 
 
 def plan_ensembles(plan: Plan, results: Mapping[str, EnsembleTested]) -> tuple[PlannedEnsemble, ...]:
-    """`results` by the ensemble's name; one that was made from something else than is there now does not count."""
+    """Plan the ensembles. `results`: by the ensemble's name; a result from other members, weights or settings does not count."""
     by_name = {s.name: s for s in plan.stages}
 
     def planned(ensemble: Ensemble) -> PlannedEnsemble:
         if off := [name for name in dict.fromkeys(s for s, _ in ensemble.points) if not by_name[name].stage.enabled]:
             why = f"{listed(off)} {'is' if len(off) == 1 else 'are'} not enabled"
             return PlannedEnsemble(ensemble, EnsembleState.OFF, why=why)
-        found = [by_name[s].end if iter is None else plan.points.get((s, iter)) for s, iter in ensemble.points]
-        if left := [member for member, ref in zip(ensemble.members, found, strict=True) if ref is None]:
-            return PlannedEnsemble(ensemble, EnsembleState.WAITING, why=f"for {listed(in_words(left))}")
-        members = tuple(ref for ref in found if ref is not None)
+        refs = [by_name[s].end if iter is None else plan.points.get((s, iter)) for s, iter in ensemble.points]
+        if missing := [member for member, ref in zip(ensemble.members, refs, strict=True) if ref is None]:
+            return PlannedEnsemble(ensemble, EnsembleState.WAITING, why=f"for {listed(in_words(missing))}")
+        members = tuple(ref for ref in refs if ref is not None)
         why, result = "", results.get(ensemble.name)
         if result is not None:
             now = made_from(plan.schedule, ensemble, members)
-            if result.snapshots == now["snapshots"]:  # under the names that their stages have now
+            if result.snapshots == now["snapshots"]:  # the stages may have been renamed
                 names = dict(zip(result.members, ensemble.members, strict=True))
                 result = replace(result, members=ensemble.members, best=names.get(result.best, result.best))
             changed = [word for name, word in _OTHER.items() if getattr(result, name) != now[name]]
@@ -134,20 +134,20 @@ _OTHER = {
 
 
 def made_from(schedule: Schedule, ensemble: Ensemble, members: Sequence[SnapshotRef]) -> dict[str, Any]:
-    """The fields of an EnsembleTested that say what it was made from, of one that is made now."""
+    """Return the fields of an EnsembleTested that name its sources, for an evaluation now."""
     return {
         "members": ensemble.members,
         "snapshots": tuple(ref.id for ref in members),
         "rule": ensemble.rule.value,
         "batch_norm_iter": ensemble.batch_norm_iter if ensemble.averages else 0,
         "shape": ensemble.shape,
-        # The members' transforms are the same: `check` sees to that.
+        # The members' transforms are the same: `check` requires it.
         "tested_on": tested_on(schedule.stage(ensemble.points[0][0])),
     }
 
 
 def made_of(ref: SnapshotRef, tested: EnsembleTested) -> bool:
-    """Whether the weights that were evaluated are the average that the snapshot's stage started with."""
+    """Return whether the evaluated weights are the average that the snapshot's stage started with."""
     had = {
         AVERAGE_OF: " ".join(tested.snapshots),
         f"{AVERAGE}rule": tested.rule,
@@ -157,19 +157,19 @@ def made_of(ref: SnapshotRef, tested: EnsembleTested) -> bool:
     return all(ref.identity.get(field) == text for field, text in had.items())
 
 
-# -- how long it takes
+# -- the time it takes
 
 
 def ensembles_left(
     schedule: Schedule, ensembles: Sequence[PlannedEnsemble], speeds: Mapping[str, Speed]
 ) -> dict[str, Spent | None]:
-    """For each ensemble that is still to be evaluated, by `ensemble NAME`; None where that is not known of a member."""
+    """Return the time of each ensemble that is not evaluated yet, by `ensemble NAME`; None if a member's speed is unknown."""
     return {f"ensemble {e.ensemble.name}": _left(schedule, e.ensemble, speeds) for e in ensembles if e.is_left}
 
 
 def _left(schedule: Schedule, ensemble: Ensemble, speeds: Mapping[str, Speed]) -> Spent | None:
-    """As if each member were evaluated by itself, which is too much where making the images takes the time; those from before a stage's
-    end are, besides."""
+    """Estimate the time as if each member were evaluated separately, which is too long if decoding the images dominates; members from before
+    a stage's end are evaluated once more."""
     if not all(name in speeds for name, _ in ensemble.points):
         return None
     # With averaged weights, `test` covers two evaluations.
@@ -181,11 +181,11 @@ def _left(schedule: Schedule, ensemble: Ensemble, speeds: Mapping[str, Speed]) -
     return Spent(tests=sum(tests) + alone)
 
 
-# -- what is shown
+# -- the output
 
 
 def ensembles_text(ensembles: Sequence[PlannedEnsemble]) -> str:
-    """A table, and what evaluating each of those to come takes; '' without ensembles."""
+    """Return a table, and the memory that each pending evaluation takes; '' without ensembles."""
     if not ensembles:
         return ""
     rows: list[Sequence[str]] = [("ensemble", "rule", "members", "state")]
@@ -201,30 +201,29 @@ def rule_in_words(ensemble: Ensemble) -> str:
 
 
 def in_words(members: Sequence[str]) -> list[str]:
-    """The members, many snapshots of a stage as one.
+    """Return the members, with many snapshots of a stage as one.
 
     >>> in_words(["a", "trunk@100", "trunk@200", "trunk@300", "trunk"])
     ['a', 'trunk@100..300 (3 snapshots)', 'trunk']
     """
-    found: list[str] = []
-    for stage, group in groupby(map(point, members), key=lambda place: place[0]):
-        places = [iter for _, iter in group]
-        iters = [iter for iter in places if iter is not None]
+    words: list[str] = []
+    for stage, group in groupby(map(point, members), key=lambda member: member[0]):
+        points = [iter for _, iter in group]
+        iters = [iter for iter in points if iter is not None]
         if len(iters) > 2 and iters == sorted(iters):
-            found.append(f"{stage}@{iters[0]}..{iters[-1]} ({len(iters)} snapshots)")
+            words.append(f"{stage}@{iters[0]}..{iters[-1]} ({len(iters)} snapshots)")
         else:
-            found += [f"{stage}@{iter}" for iter in iters]
-        found += [stage] * (None in places)
-    return found
+            words += [f"{stage}@{iter}" for iter in iters]
+        if None in points:
+            words.append(stage)
+    return words
 
 
 def _at_once(ensemble: Ensemble) -> str:
-    """What an evaluation has in memory, in words."""
+    """Return the memory use of an evaluation, in words."""
     if ensemble.averages:
-        return (
-            f"one network of averaged weights, its BatchNorm statistics taken anew over "
-            f"{count(ensemble.batch_norm_iter, 'iteration')} of {ensemble.points[0][0]}'s images"
-        )
+        images = f"{count(ensemble.batch_norm_iter, 'iteration')} of {ensemble.points[0][0]}'s images"
+        return f"one network of averaged weights, its BatchNorm statistics recomputed over {images}"
     return f"the weights of {count(len(ensemble.members), 'network')} are in each worker's memory at a time, one pass over the images"
 
 
@@ -236,7 +235,7 @@ def _state_in_words(planned: PlannedEnsemble) -> str:
 
 
 def ensembles_record(ensembles: Sequence[PlannedEnsemble]) -> list[dict[str, object]]:
-    """For JSON; the fields of a result are None where there is none."""
+    """Return a record for JSON; the fields of a missing result are None."""
     figures = ("top1", "top5", "loss", "best", "gain", "gain_over_mean")
     return [
         {

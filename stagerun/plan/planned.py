@@ -24,7 +24,7 @@ TO_TRAIN = (State.FRESH, State.RESUME, State.STALE)
 
 
 class Change(NamedTuple):
-    """A field whose value is not the one a snapshot was made with. `span` is where the new value is written, if anywhere."""
+    """A field whose value differs from a snapshot's. `span`: of the new value, if it is written."""
 
     field: str
     old: str
@@ -32,23 +32,22 @@ class Change(NamedTuple):
     span: Span | None
 
     def __str__(self) -> str:
-        place = f" ({self.span.path}:{self.span.line})" if self.span else " (a default)"
-        return f"{self.field} {self.old} -> {self.new}{place}"
+        origin = f" ({self.span.path}:{self.span.line})" if self.span else " (a default)"
+        return f"{self.field} {self.old} -> {self.new}{origin}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStage:
-    """What to do about a stage: iteration i, from `iter` on, begins at image position + i * batch_size + skipped of its training set.
+    """The plan for a stage: iteration i, from `iter` on, begins at image position + i * batch_size + skipped of its
+    training set. A piece (`Plan.pieces`) is a stretch to retrain, FRESH or RESUME, for the snapshot at `until`;
+    `children` are the stages and ensembles that start from it, and `like` shows the environment of the earlier
+    training."""
 
-    A piece (`Plan.pieces`) is a stretch that is trained once more, FRESH or RESUME, for the snapshot at `until`; `children` are the stages
-    and ensembles that start from it, and `like` shows in what environment the stage was trained there before.
-    """
-
-    stage: Stage  # with the ids of its teacher and of what it is averaged from in its identity
+    stage: Stage  # with the ids of its teacher and its average's members in its identity
     state: State
     iter: int  # updates done already
-    position: int  # images consumed before the stage; below 0 as a rule after a `solverstate`, as if it had come from 0
-    start: SnapshotRef | None = None  # its own (RESUME), its parent's (FRESH); None: the seed, or yet to be made
+    position: int  # images consumed before the stage, below 0 after a `solverstate`, as if training had begun at 0
+    start: SnapshotRef | None = None  # its newest (RESUME), its parent's (FRESH); None: fresh weights, or not made yet
     end: SnapshotRef | None = None  # the stage's final one (DONE)
     why: str = ""
     changes: tuple[Change, ...] = ()
@@ -56,11 +55,11 @@ class PlannedStage:
     until: int | None = None
     children: tuple[str, ...] = ()
     like: SnapshotRef | None = None
-    at_most: bool = False  # `position` may turn out less, where `early_stop` ends a stage before
+    at_most: bool = False  # `position` may turn out less, if `early_stop` ends an earlier stage
     skipped: int = 0  # images that rollbacks (`on_nan`) left out up to `iter`
     skipped_before: int = 0  # likewise up to the start of the stage
     teacher: SnapshotRef | None = None
-    averaged: tuple[SnapshotRef, ...] = ()  # the members of its `average`, if all are there
+    averaged: tuple[SnapshotRef, ...] = ()  # the members of its `average`, if all exist
 
     @property
     def name(self) -> str:
@@ -68,28 +67,28 @@ class PlannedStage:
 
     @property
     def begins_at(self) -> int:
-        """The image at which the stage's first iteration began, or will."""
+        """Return the image at which the stage's first iteration began, or will begin."""
         return self.position + self.stage.begins * self.stage.solver.batch_size + self.skipped_before
 
     @property
     def label(self) -> str:
-        """The stage's name; of a piece what it is trained for, `main@7638`."""
+        """Return the stage's name; for a piece its target, `main@7638`."""
         return label(self.name, self.until)
 
     @property
     def id_stage(self) -> str:
-        """The stage's name in the ids of its snapshots: the one that it started with."""
-        own = self.like or (self.start if self.state is State.RESUME else None)
-        return own.begun_as if own is not None else self.name
+        """Return the name under which the stage began, which the ids of its snapshots contain."""
+        earlier = self.like or (self.start if self.state is State.RESUME else None)
+        return earlier.begun_as if earlier is not None else self.name
 
     @property
     def last(self) -> int:
-        """The iteration after which training stops."""
+        """Return the iteration after which training stops."""
         return self.stage.solver.max_iter if self.until is None else self.until
 
     @property
     def length(self) -> tuple[int, int]:
-        """The iteration at which the stage ends, at the least and at the most: `early_stop` may end it, or has."""
+        """Return the earliest and the latest iteration at which the stage ends: `early_stop` may end it, or has."""
         solver = self.stage.solver
         if solver.early_stop is None or self.until is not None:
             return self.last, self.last
@@ -103,59 +102,59 @@ class PlannedStage:
 
     @property
     def iterations_left(self) -> int:
-        """At the most."""
+        """Return the most iterations left."""
         return self.last - self.iter if self.state in TO_TRAIN else 0
 
 
 def iterations_text(least: int, most: int) -> str:
-    """`1 iteration`, `12 to 40 iterations`."""
+    """Return `1 iteration`, `12 to 40 iterations`."""
     return between(least, most) + count(most, "iteration").removeprefix(str(most))
 
 
 def needed(planned: PlannedStage) -> Weights | None:
-    """The weights from elsewhere that the stage starts with, until it has started."""
+    """Return the external weights that the stage still has to start with; None once it has started."""
     return planned.stage.solver.start if planned.state in (State.FRESH, State.STALE) else None
 
 
 def label(stage: str, iter: int | None) -> str:
-    """As `from` has it: `main`, `main@7638`."""
+    """Return `main` or `main@7638`, as in `from`."""
     return stage if iter is None else f"{stage}@{iter}"
 
 
 def options(option: str, schedule: Schedule, stages: Iterable[Stage]) -> list[str]:
-    """`--redo a`, `--redo b`: one for each stage, or for a block all of whose stages are meant."""
+    """Return `--redo a`, `--redo b`: one for each stage, or for a block with all its stages."""
     names = {stage.name for stage in stages}
     in_part = {stage.group for stage in schedule.stages if stage.enabled and stage.name not in names}
-    meant = dict.fromkeys(s.name if s.group in in_part else s.group or s.name for s in stages)
-    return [f"{option} {name}" for name in meant]
+    targets = dict.fromkeys(s.name if s.group in in_part else s.group or s.name for s in stages)
+    return [f"{option} {name}" for name in targets]
 
 
 def points_averaged(schedule: Schedule, stage: Stage) -> tuple[tuple[str, int | None], ...]:
-    """The stages and iterations of them that the stage's start is averaged from; () for another stage."""
+    """Return the stages and iterations whose average the stage starts from; () for other stages."""
     return schedule.ensemble(stage.average).points if stage.average is not None else ()
 
 
 class Lost(NamedTuple):
-    """A snapshot that is gone and is trained once more, and from which stages came that count."""
+    """A lost snapshot that will be retrained, with children whose snapshots still count."""
 
     stage: str
     iter: int
     end: bool  # it is the stage's end
     children: tuple[str, ...]
-    named: tuple[str, ...]  # children that --redo names, or that follow from such: it is said what becomes of them
-    like: SnapshotRef | None  # shows in which environment the stage was trained there
+    named: tuple[str, ...]  # children of --redo, or below one: the command decides about them
+    like: SnapshotRef | None  # shows the environment of the earlier training
 
     @property
     def unasked(self) -> tuple[str, ...]:
-        """Those that another environment would make stale, where the command doesn't say what to do then."""
+        """Return the children that another environment would make stale without a --redo to cover them."""
         return tuple(name for name in self.children if name not in self.named)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`pieces` are in running order, each before the first stage that waits for it; `lost` in that of the stages. `inventory` is what the
-    plan was made from, with each snapshot under the name that its stage has now. `points` has the snapshots before a stage's end that
-    ensembles are made from, as far as they are there, by stage and iteration."""
+    """A plan. `pieces`: in running order, each before the first stage that waits for it; `lost`: in the order of the stages. `inventory`: the
+    snapshots, each under its stage's current name. `points`: the existing snapshots before a stage's end that ensembles use, by stage
+    and iteration."""
 
     schedule: Schedule
     stages: tuple[PlannedStage, ...]
@@ -174,55 +173,55 @@ class Plan:
 
     @property
     def work(self) -> tuple[PlannedStage, ...]:
-        """Stages and pieces with something to train, stale ones too, in running order; pieces that only ensembles wait for come last."""
-        found: list[PlannedStage] = []
+        """Return stages and pieces to train, even stale ones, in running order; pieces that only ensembles wait for come last."""
+        work: list[PlannedStage] = []
         for planned in self.stages:
             if not planned.iterations_left:
                 continue
             if planned.start is None and self.pieces:
                 path = {planned.name, planned.stage.average, *self.ancestors(planned.stage)}
-                found += [p for p in self.pieces if p not in found and not path.isdisjoint(p.children)]
-            found.append(planned)
-        return (*found, *(piece for piece in self.pieces if piece not in found))
+                work += [p for p in self.pieces if p not in work and not path.isdisjoint(p.children)]
+            work.append(planned)
+        return (*work, *(piece for piece in self.pieces if piece not in work))
 
     @property
     def next(self) -> PlannedStage | None:
-        """The stage, or the piece of one, to train now; None when nothing is left. Parents come first, so its start is on disk."""
+        """Return the stage or piece to train now; None if none is left. Parents come first, so its start is on disk."""
         return next((s for s in self.work if s.state is not State.STALE), None)
 
     @property
     def unclaimed(self) -> tuple[str, ...]:
-        """Names of stages that have snapshots, and are in this schedule no more."""
+        """Return the names of stages that have snapshots and are no longer in this schedule."""
         return tuple(sorted(self.inventory.by_stage.keys() - {s.name for s in self.stages}))
 
     @property
     def iterations(self) -> int:
-        """Iterations of all stages that are enabled, at the most; of one with a `solverstate` those from its iteration on."""
+        """Return the most iterations of all enabled stages; of a stage with a `solverstate` from its iteration on."""
         return sum(s.length[1] - s.stage.begins for s in self.enabled)
 
     @property
     def least(self) -> int:
-        """`iterations`, where `early_stop` ends each stage as soon as it may."""
+        """Return `iterations` if `early_stop` ends each stage as soon as it may."""
         return sum(s.length[0] - s.stage.begins for s in self.enabled)
 
     @property
     def iterations_left(self) -> int:
-        """Iterations that the plan trains at the most, pieces among them."""
+        """Return the most iterations that the plan trains, including pieces."""
         return sum(s.iterations_left for s in (*self.stages, *self.pieces))
 
     @property
     def least_left(self) -> int:
-        """`iterations_left`, where `early_stop` ends each stage as soon as it may."""
+        """Return `iterations_left` if `early_stop` ends each stage as soon as it may."""
         return sum(s.least_left for s in (*self.stages, *self.pieces))
 
     @property
     def left(self) -> str:
-        """`412 of 4143 iterations`: what is to do, of all."""
+        """Return `412 of 4143 iterations`: the remaining and all."""
         return f"{between(self.least_left, self.iterations_left)} of {iterations_text(self.least, self.iterations)}"
 
     def ancestors(self, stage: Stage) -> set[str]:
-        found: set[str] = set()
+        names: set[str] = set()
         while stage.parent is not None:
-            found.add(stage.parent)
+            names.add(stage.parent)
             stage = self.schedule.stage(stage.parent)
-        return found
+        return names

@@ -8,13 +8,21 @@ from pathlib import PurePath
 
 from stagerun.base.errors import Problem
 from stagerun.base.recipe import DecayFrom, Determinism, Memory, Metric, Sampling, Schedule, Stage
-from stagerun.base.shares import told
 from stagerun.base.text import apart, between, columns, count, listed
-from stagerun.base.units import epochs
+from stagerun.base.units import epochs, sampling_text
 from stagerun.base.weights import Kind, place_of
 from stagerun.base.wings import wing
 from stagerun.language.values import plain
-from stagerun.plan.described import augmentation, carried_changes, described, joints, loss, network_lines, replicas
+from stagerun.plan.described import (
+    augmentation,
+    carried_changes,
+    described,
+    evaluation,
+    joints,
+    loss,
+    network_lines,
+    replicas,
+)
 from stagerun.plan.planned import Lost, Plan, PlannedStage, State, iterations_text, label
 from stagerun.schedule import boundaries, learning_rate, make_knobs, synchronisations, warm_up_end
 
@@ -22,7 +30,7 @@ from stagerun.schedule import boundaries, learning_rate, make_knobs, synchronisa
 
 
 def title(plan: Plan) -> str:
-    """How much there is of what: the line above the table."""
+    """Return the line above the table: the numbers of stages, iterations, epochs and images."""
     lengths = f"{iterations_text(plan.least, plan.iterations)}, {_extent(plan.enabled)[1]} epochs"
     *others, last = (source.images for source in plan.schedule.training_sets)
     images = " or ".join([*map(str, others), count(last, "image")])
@@ -32,10 +40,10 @@ def title(plan: Plan) -> str:
 
 
 def _extent(stages: Iterable[PlannedStage]) -> tuple[str, str]:
-    """Iterations and epochs, at the least and at the most; of a piece from where it goes on."""
-    found = [(s.stage, s.length, s.stage.begins if s.until is None else s.iter) for s in stages]
-    least, most = (sum(length[n] - begin for _, length, begin in found) for n in (0, 1))
-    shortest, longest = (sum(_epochs_of(stage, length[n] - begin) for stage, length, begin in found) for n in (0, 1))
+    """Return the least and most iterations and epochs; of a piece from its first iteration on."""
+    spans = [(s.stage, s.length, s.stage.begins if s.until is None else s.iter) for s in stages]
+    least, most = (sum(length[n] - begin for _, length, begin in spans) for n in (0, 1))
+    shortest, longest = (sum(_epochs_of(stage, length[n] - begin) for stage, length, begin in spans) for n in (0, 1))
     return between(least, most), between(shortest, longest, ".2f")
 
 
@@ -44,7 +52,7 @@ def _epochs_of(stage: Stage, iterations: int) -> float:
 
 
 def table_rows(plan: Plan) -> list[tuple[str, ...]]:
-    """Head, stages, pieces, total."""
+    """Return the rows of the table: head, stages, pieces, total."""
     head = ("stage", "from", "iterations", "epochs", "LR first -> last", "decay", "augmentation", "state")
     to_do = f"{between(plan.least_left, plan.iterations_left)} to do"
     total = ("total", "", *_extent(plan.enabled), "", "", "", to_do)
@@ -73,12 +81,12 @@ def state_text(planned: PlannedStage) -> str:
 
 
 def starts_from(stage: Stage) -> str:
-    """`main@7638`, `main`, `seed`, `lenet.caffemodel`, `lenet_iter_5000.solverstate`."""
+    """Return `main@7638`, `main`, `seed`, `lenet.caffemodel`, `lenet_iter_5000.solverstate`."""
     return (weights_name(stage) or "seed") if stage.parent is None else stage.starts_from
 
 
 def weights_name(stage: Stage) -> str:
-    """The file that its weights come from, without its folder; '' where there is none."""
+    """Return the name of the file with a stage's first weights, without its folder; '' without a file."""
     start = stage.solver.start
     if start is None:
         return ""
@@ -89,11 +97,11 @@ def weights_name(stage: Stage) -> str:
 
 
 def render_text(
-    plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] = (), findings: Iterable[Problem] = ()
+    plan: Plan, remarks: Iterable[str] = (), extra: Iterable[str] = (), findings: Iterable[Problem] = ()
 ) -> str:
-    """The table, the blocks `beside` it, then for each stage what to know about it, once for stages of which the same is to be said; the
-    `findings` of `check`, without their lines; and `remarks`, which concern the whole: missing data, disk."""
-    blocks = ["\n".join([title(plan), "", *columns(table_rows(plan))]), *filter(None, beside)]
+    """Return the table, the `extra` blocks, the details of each stage, once for stages with the same details, the `findings` of `check`
+    without their lines, and `remarks` about the whole: missing data, disk."""
+    blocks = ["\n".join([title(plan), "", *columns(table_rows(plan))]), *filter(None, extra)]
     alike: dict[str, list[str]] = {}
     for group, stages in groupby(plan.stages, key=lambda planned: planned.stage.group or planned.name):
         for text, names in _once({p.name: details(plan, p) for p in stages}, group):
@@ -104,39 +112,40 @@ def render_text(
     return "\n\n".join(blocks)
 
 
-def _once(said: Mapping[str, str], group: str) -> Iterator[tuple[str, list[str]]]:
-    """What is to be said of the stages of a sweep: first what holds for all, then the rest of each. A line has those that are further in
-    with it."""
-    parts = {name: re.split(r"\n(?!    )", text) for name, text in said.items()}
+def _once(texts: Mapping[str, str], group: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the details of a sweep's stages: first the common lines, then the rest of each; with the lines indented
+    below."""
+    parts = {name: re.split(r"\n(?!    )", text) for name, text in texts.items()}
     inside = [set(part) for part in parts.values()]
     common = [part for part in next(iter(parts.values())) if all(part in others for others in inside)]
     if common:
-        yield "\n".join(common), list(said) if len(said) < 4 else [f"all {len(said)} stages of {group}"]
-    for name, own in parts.items():
-        if rest := [part for part in own if part not in common]:
+        yield "\n".join(common), list(texts) if len(texts) < 4 else [f"all {len(texts)} stages of {group}"]
+    for name, lines in parts.items():
+        if rest := [part for part in lines if part not in common]:
             yield "\n".join(rest), [name]
 
 
-def going_on(plan: Plan, hours: str = "") -> str:
-    """The part of the plan that matters when the same command is typed again: what is done and where training continues, and in how many
-    `hours`. '' if nothing is on disk yet, or if there is more to say."""
+def resuming(plan: Plan, hours: str = "") -> str:
+    """Return the short plan for a repeated command: the stages done, where training continues, and the `hours` left; '' if nothing is on
+    disk yet, or if the full plan is needed."""
     done = [s.name for s in plan.stages if s.state is State.DONE]
     if plan.lost or not (done or any(s.state is State.RESUME for s in plan.stages)):
         return ""
     work = [f"{p.label} at {p.iter} of {p.last}" if p.iter else p.label for p in plan.work]
     said = [f"{', '.join(done)} done"] if done else []
-    said.append(f"goes on with {work[0]}" if work else "evaluations to do")
+    verb = "resumes" if plan.work and plan.work[0].iter else "starts"
+    said.append(f"{verb} {work[0]}" if work else "evaluations to do")
     said += [f"then {', '.join(work[1:])}"] if work[1:] else []
     lines = [f"{plan.schedule.name}: {'; '.join(said)}", f"{plan.left} to do" + (f", {hours}" if hours else "")]
     for one in plan.stages:
         if one.again or one.changes or one.state in (State.STALE, State.NOT_CHOSEN):
-            raised = map(str, one.changes if one.state is State.RESUME else ())  # it goes on all the same
+            raised = map(str, one.changes if one.state is State.RESUME else ())  # it resumes in spite of them
             lines.append(f"{one.name}: {', '.join([state_text(one), *filter(None, [one.why]), *raised])}")
     return "\n".join(lines)
 
 
 def details(plan: Plan, planned: PlannedStage) -> str:
-    """Return what to know about a stage, a line for each thing."""
+    """Return the details of a stage, one per line."""
     return "\n".join(f"  {line}" for line in _details(plan, planned))
 
 
@@ -149,10 +158,10 @@ def _details(plan: Plan, planned: PlannedStage) -> Iterator[str]:
     size = f"batch {solver.batch_size} = {solver.logical_workers} x {solver.device_batch_size}"
     yield f"{size}, {described(solver)}, {solver.lr_policy}{after}"
     if solver.compress is not None:
-        yield f"gradients: {wing('wire.values.sending')(solver, images.images)}"
+        yield f"gradients: {wing('wire.rules.sending')(solver, images.images)}"
     yield from replicas(schedule, stage)
     if solver.sampling is not Sampling.UNIFORM:
-        yield f"sampling {told(solver, schedule.class_sizes_of(stage), images.images)}"
+        yield f"sampling {sampling_text(solver, schedule.class_sizes_of(stage), images.images)}"
     if ramp := solver.transform.crop_size_ramp:
         when = f"epochs {ramp.start_epoch:g} to {ramp.end_epoch:g} of the stage"
         yield f"images {ramp.start_size} -> {solver.transform.crop_size} pixels, {when}"
@@ -160,9 +169,9 @@ def _details(plan: Plan, planned: PlannedStage) -> Iterator[str]:
         drops = len(solver.plateau_winsize)
         times = "once" if drops == 1 else f"up to {drops} times"
         low = learning_rate(solver, drops)(solver.max_iter - 1)
-        yield f"LR drops {times}, down to {low:.4g}, when the loss stands still; shown is the rate before"
+        yield f"LR drops {times}, down to {low:.4g}, when the loss stops improving; the table shows the rate before"
     yield from network_lines(schedule, stage)
-    # Images that are not those of the stage before; of a first stage, not the schedule's.
+    # Images that differ from the parent's; for a first stage, from the schedule's.
     before = schedule.data if stage.parent is None else schedule.stage(stage.parent).data
     if not images.same(before.train):
         yield f"images: trained on {images.source}, {count(images.images, 'image')}, not {before.train.source}"
@@ -170,7 +179,10 @@ def _details(plan: Plan, planned: PlannedStage) -> Iterator[str]:
         sets = [f"{val.source}, {count(val.images, 'image')}" for val in stage.data.val]
         yield f"images: evaluated on {' and '.join(sets)}"
     proofs = f"a proof every {count(solver.audit.proof_iter, 'iteration')}" if solver.audit is not None else ""
-    yield from filter(None, (loss(solver), proofs, _ends(planned)))
+    tested = evaluation(stage)
+    if stage.parent is not None and tested == evaluation(schedule.stage(stage.parent)):
+        tested = ""
+    yield from filter(None, (loss(solver), tested, proofs, _ends(planned)))
     if stage.parent is not None:
         yield f"carried over from {starts_from(stage)}: {carried_over(planned)}"
         yield from carried_changes(schedule, stage)
@@ -180,15 +192,14 @@ def _details(plan: Plan, planned: PlannedStage) -> Iterator[str]:
     yield from (f"  {change}" for change in planned.changes)
     for piece in plan.pieces:
         if piece.name == stage.name:
-            way = f"{piece.iter} to {piece.until}, for {', '.join(piece.children)}"
-            yield f"again: {way}, because there is no snapshot there to start from"
+            yield f"again: {piece.iter} to {piece.until}, for {', '.join(piece.children)}, whose start has no snapshot"
     for lost in plan.lost:
         if lost.stage == stage.name:
             yield from _lost(schedule, lost)
 
 
 def _ends(planned: PlannedStage) -> str:
-    """Where the stage ends at the earliest and at the latest, or has ended; '' without `early_stop`."""
+    """Return the earliest and the latest end of the stage, or its end; '' without `early_stop`."""
     solver, how = planned.stage.solver, planned.stage.solver.early_stop
     if how is None:
         return ""
@@ -200,55 +211,54 @@ def _ends(planned: PlannedStage) -> str:
     better = how.metric.value + (f" (by more than {how.min_delta:g}{unit})" if how.min_delta else "")
     waits = f"{count(how.patience_iter, 'iteration')} without a better {better}"
     if solver.earliest_end >= solver.max_iter:
-        return f"early_stop never ends it: {waits} are too long for {latest}"
+        return f"early_stop can't end it: {waits} is too long for {latest}"
     return f"ends after {waits}: at {earliest} at the earliest, {latest} at the latest"
 
 
 def carried_over(planned: PlannedStage) -> str:
-    """What the stage takes from its parent, in words."""
+    """Return the state that the stage inherits from its parent, in words."""
     solver = planned.stage.solver
     parts = ["weights", "BatchNorm statistics"]
     if planned.stage.average is not None:
-        parts = ["averaged weights", "BatchNorm statistics taken anew"]
+        parts = ["averaged weights", "BatchNorm statistics recomputed"]
     parts.append("momentum" if solver.carry_momentum else "momentum from zero")
     if solver.compress is not None and solver.compress.memory is Memory.RESIDUAL:
         parts.append("residual from zero")
-    place = f"image {planned.begins_at}{' at most' if planned.at_most else ''}" if solver.carry_data else "the start"
-    return ", ".join([*parts, f"data from {place}"])
+    first = f"image {planned.begins_at}{' at most' if planned.at_most else ''}" if solver.carry_data else "the start"
+    return ", ".join([*parts, f"data from {first}"])
 
 
 def _kept_at(schedule: Schedule, stage: Stage) -> Iterator[str]:
-    """The iterations before its end that others start from, or that ensembles are made from, and which are; those for the same ones
-    together."""
-    found: dict[tuple[str, ...], list[int]] = {}
+    """Yield the iterations before the stage's end that other stages or ensembles need, grouped by these."""
+    needed: dict[tuple[str, ...], list[int]] = {}
     for point in schedule.branch_points(stage.name):
-        blocks: dict[str, list[str]] = {}  # those of one block are counted: `main`, `3 stages of collapse`
+        blocks: dict[str, list[str]] = {}  # stages of one block are counted: `main`, `3 stages of collapse`
         for one in schedule.stages:
             if (one.parent, one.parent_iter) == (stage.name, point) and one.average is None:
                 blocks.setdefault(one.group or one.name, []).append(one.name)
-        names = [own[0] if len(own) == 1 else f"{len(own)} stages of {group}" for group, own in blocks.items()]
+        names = [made[0] if len(made) == 1 else f"{len(made)} stages of {group}" for group, made in blocks.items()]
         names += [f"ensemble {one.name}" for one in schedule.ensembles if (stage.name, point) in one.points]
-        found.setdefault(tuple(names), []).append(point)
-    for for_these, points in found.items():
-        places = ", ".join(map(str, points)) if len(points) < 6 else f"{points[0]}, {points[1]}, ... {points[-1]}"
-        yield f"{places}, for {', '.join(for_these)}"
+        needed.setdefault(tuple(names), []).append(point)
+    for users, points in needed.items():
+        iters = ", ".join(map(str, points)) if len(points) < 6 else f"{points[0]}, {points[1]}, ... {points[-1]}"
+        yield f"{iters}, for {', '.join(users)}"
 
 
 def _lost(schedule: Schedule, lost: Lost) -> Iterator[str]:
     names = ", ".join(lost.children)
     where = "its end" if lost.end else label(lost.stage, lost.iter)
-    yield f"lost: {where}, from which {names} came; trained again it has the same bits only in the same environment"
+    yield f"lost: {where}, the start of {names}; retraining reproduces its bits only in the same environment"
     if lost.like is None:
-        yield f"  nothing that is left shows in which one; with other bits, {names} will be stale"
+        yield f"  no remaining snapshot shows that environment; with other bits, {names} will be stale"
         return
-    # The number of workers is part of it only where the bits depend on it.
-    passed_over = "workers" if schedule.determinism is Determinism.ELASTIC else ""
-    known = [f"{name} {value}" for name, value in sorted(lost.like.environment.items()) if name != passed_over]
-    yield f"  as of {lost.like.name}: {', '.join(known)}"
+    # The number of workers counts only if the bits depend on it.
+    ignored = "workers" if schedule.determinism is Determinism.ELASTIC else ""
+    facts = [f"{name} {value}" for name, value in sorted(lost.like.environment.items()) if name != ignored]
+    yield f"  as of {lost.like.name}: {', '.join(facts)}"
     if lost.unasked:
-        yield f"  in another, `run` trains nothing until the command says what to do about {', '.join(lost.unasked)}"
+        yield f"  in another, `run` trains nothing until the command has an option for {', '.join(lost.unasked)}"
     if lost.named:
-        yield f"  with other bits, {', '.join(lost.named)} will be trained again, as was asked for"
+        yield f"  with other bits, {', '.join(lost.named)} will be retrained, as `--redo` asks"
 
 
 # -- as JSON and CSV
@@ -276,7 +286,7 @@ def _stage_record(plan: Plan, planned: PlannedStage) -> dict[str, object]:
         "earliest_end": solver.earliest_end if stops else None,
         "least_iterations": least - begins if stops else None,
         "loss": plain(solver.loss),
-        "sampling": None if uniform else told(solver, schedule.class_sizes_of(stage), stage.data.train.images),
+        "sampling": None if uniform else sampling_text(solver, schedule.class_sizes_of(stage), stage.data.train.images),
         "audit_param": plain(solver.audit),
         "sync_param": plain(sync),
         "boundaries": boundaries(solver, schedule.branch_points(stage.name)) if solver.asynchronous else None,
@@ -298,12 +308,9 @@ def _stage_record(plan: Plan, planned: PlannedStage) -> dict[str, object]:
 
 
 def render_json(
-    plan: Plan,
-    remarks: Iterable[str] = (),
-    beside: Mapping[str, object] | None = None,
-    findings: Iterable[Problem] = (),
+    plan: Plan, remarks: Iterable[str] = (), extra: Mapping[str, object] | None = None, findings: Iterable[Problem] = ()
 ) -> str:
-    """One object; numbers at full precision. `beside` are further members of it."""
+    """Return one JSON object, with numbers at full precision. `extra`: further members."""
     schedule = plan.schedule
     stops = any(planned.stage.solver.early_stop is not None for planned in plan.stages)
     whole = {
@@ -327,22 +334,20 @@ def render_json(
         ],
         "findings": [{"level": one.level.value, "message": one.message, "place": str(one.span)} for one in findings],
         "notes": list(remarks),
-        **(beside or {}),
+        **(extra or {}),
     }
     return json.dumps(whole, indent=2)
 
 
 def csv_rows(plan: Plan) -> Iterator[str]:
-    """CSV lines, one per iteration, with the settings of the update that makes iter into iter + 1.
-
-    `epoch` counts from the start of the schedule, along the stage's path and of its own images, before that update.
-    """
+    """Yield CSV lines, one per iteration, with the settings of the update from iter to iter + 1. `epoch` counts from
+    the start of the schedule, along the stage's path and over its images, before that update."""
     yield "stage,iter,epoch,lr,momentum,weight_decay\n"
     for planned in plan.enabled:
         stage, solver = planned.stage, planned.stage.solver
         knobs = make_knobs(solver)
         for iter in range(stage.begins, planned.length[1]):
-            # A plan knows how many images were left out, but not where.
+            # A plan has the number of images that were left out, but not their positions.
             skipped = planned.skipped if iter >= planned.iter else planned.skipped_before
             epoch = (planned.position + iter * solver.batch_size + skipped) / stage.data.train.images
             k = knobs(iter)

@@ -1,4 +1,4 @@
-"""Iteration -> side of the images that the network is trained on: what plan, plot and loader call. Pure, stdlib only."""
+"""The size of the training images by iteration, for plan, plot and loader. Pure, stdlib only."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -7,8 +7,8 @@ from stagerun.base.recipe import CropSizeRamp, Solver, Transform
 
 
 def crop_size(solver: Solver, iter: int) -> int | None:
-    """Side, in pixels, of all training images of the update from `iter` to `iter + 1`; None where images stay as large as they are. With a
-    ramp it changes with the first update that begins in the next epoch of the stage."""
+    """Return the side, in pixels, of all training images of the update from `iter` to `iter + 1`; None if images are not cropped. With a ramp
+    it changes at the first update that begins in the next epoch of the stage."""
     ramp, last = solver.transform.crop_size_ramp, solver.transform.crop_size
     if ramp is None or last is None:
         return last
@@ -16,10 +16,10 @@ def crop_size(solver: Solver, iter: int) -> int | None:
 
 
 def ramped(ramp: CropSizeRamp, last: int, epoch: int) -> int:
-    """The side after `epoch` epochs: start_size up to start_epoch, `last` from end_epoch on; between them a straight line,
-    rounded to the nearest multiple (halves up), but not beyond its ends. Exact, on the decimal numbers as written.
+    """Return the side after `epoch` epochs: start_size up to start_epoch, `last` from end_epoch on; between them a straight line, rounded to
+    the nearest multiple (halves up) within its ends. Exact, for the decimal numbers as written.
 
-    The sides of FFCV's `get_resolution` (libffcv/ffcv-imagenet: train_imagenet.py), but for a half that it rounds to even.
+    The sides of FFCV's `get_resolution` (libffcv/ffcv-imagenet: train_imagenet.py), except for halves, which it rounds to even.
 
     >>> ramp = CropSizeRamp(start_size=160, start_epoch=11, end_epoch=13)
     >>> [ramped(ramp, 192, epoch) for epoch in (10, 11, 12, 13, 14)]
@@ -37,18 +37,18 @@ def ramped(ramp: CropSizeRamp, last: int, epoch: int) -> int:
 
 
 def largest_crop_size(transform: Transform) -> int | None:
-    """The largest side that any of its images may have."""
+    """Return the largest side of the transform's images."""
     ramp, last = transform.crop_size_ramp, transform.crop_size
     return last if ramp is None or last is None else max(ramp.start_size, last)
 
 
 def at_largest(transform: Transform) -> Transform:
-    """The transform with all of its images of the largest size."""
+    """Return the transform with all images of the largest size."""
     return replace(transform, crop_size=largest_crop_size(transform), crop_size_ramp=None)
 
 
 def epoch_images(solver: Solver) -> int:
-    """Images of an epoch. `epoch_iter` is their number over batch_size, rounded to a double: far closer than half an image."""
+    """Return the images of an epoch. `epoch_iter` is their number over batch_size, rounded to a double: far closer than half an image."""
     if solver.epoch_iter is None:
-        raise ValueError("a solver without epoch_iter: its epochs are not known")
+        raise ValueError("a solver without epoch_iter: its epochs are unknown")
     return round(solver.epoch_iter * solver.batch_size)

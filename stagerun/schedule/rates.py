@@ -1,33 +1,37 @@
-"""Solver -> its learning rate as a function of the iteration; and the table of solver types. Pure, stdlib only."""
+"""The learning rate of a Solver as a function of the iteration; the table of solver types; the synchronisations of replicas. Pure, stdlib
+only."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import cache
+from fractions import Fraction
+from functools import cache, lru_cache
 from inspect import getfullargspec
+from math import floor
 
-from stagerun.base.recipe import DecayFrom, MomentumForm, Solver
+from stagerun.base.recipe import DecayFrom, MomentumForm, Solver, Sync, SyncRule, SyncStart
 from stagerun.schedule.policies import POLICIES
 
-# Fields that a policy reads and that are there in any case.
-GIVEN = ("base_lr", "max_iter", "epoch_iter")
+# Fields that a policy reads and every stage has.
+SHARED = ("base_lr", "max_iter", "epoch_iter")
 
 
 @cache
 def policy_fields(lr_policy: str) -> tuple[str, ...]:
-    """The fields of Solver that a policy reads. KeyError for an unknown policy."""
+    """Return the fields of Solver that a policy reads. KeyError for an unknown policy."""
     return tuple(getfullargspec(POLICIES[lr_policy].formula).args[1:])
 
 
 def own_fields(lr_policy: str) -> tuple[str, ...]:
-    """Those of them that say how this policy goes. KeyError for an unknown one."""
-    return tuple(name for name in policy_fields(lr_policy) if name not in GIVEN)
+    """Return the fields that only some policies read. KeyError for an unknown policy."""
+    return tuple(name for name in policy_fields(lr_policy) if name not in SHARED)
 
 
 def learning_rate(solver: Solver, drops: int = 0) -> Callable[[int], float]:
-    """The stage's learning rate as a function of its iteration. `drops`: how often `plateau` has dropped it.
+    """Return the stage's learning rate as a function of its iteration. `drops`: the drops of `plateau` so far.
 
-    In a warm-up it is (iter * base_lr + (warmup_iter - iter) * warmup_start_lr) / warmup_iter. The policy is read at the absolute iteration, so a
-    falling one drops at the joint (SURFsara's rule), with `decay_from: WARMUP_END` from the end of the warm-up on.
+    In a warm-up it is (iter * base_lr + (warmup_iter - iter) * warmup_start_lr) / warmup_iter. After it, the policy counts from the stage's start,
+    so that a falling rate jumps down at the end of the warm-up (SURFsara's rule), or with `decay_from: WARMUP_END` from the end of the
+    warm-up.
 
     >>> solver = Solver(base_lr=1.0, lr_policy="poly", power=1.0, max_iter=10, warmup_iter=2, batch_size=1, device_batch_size=1,
     ...                 random_seed=0, test_batch_size=1)
@@ -53,7 +57,7 @@ def learning_rate(solver: Solver, drops: int = 0) -> Callable[[int], float]:
 
 
 def warm_up_end(solver: Solver) -> int:
-    """The iteration of the stage whose rate is the policy's first; 0 without a warm-up, max_iter where all is warm-up."""
+    """Return the first iteration with the policy's rate; 0 without a warm-up, max_iter if all is warm-up."""
     return min(max(solver.warmup_iter - solver.policy_start_iter, 0), solver.max_iter)
 
 
@@ -67,8 +71,8 @@ class Knobs:
 
 
 def make_knobs(solver: Solver) -> Callable[..., Knobs]:
-    """`knobs(iter, drops=0)` of the update that takes the stage from `iter` to `iter + 1` updates, 0 <= iter < max_iter. `drops`: how often `plateau` has dropped
-    the rate by then, which depends on the loss."""
+    """Return `knobs(iter, drops=0)`: the settings of the update from `iter` to `iter + 1`, 0 <= iter < max_iter. `drops`: the drops of `plateau`
+    so far, which depend on the loss."""
     most = len(solver.plateau_winsize) if solver.lr_policy == "plateau" else 0
     rates = [learning_rate(solver, n) for n in range(most + 1)]
 
@@ -78,14 +82,14 @@ def make_knobs(solver: Solver) -> Callable[..., Knobs]:
     return knobs
 
 
-# -- what is known of each solver type without torch: a literal table. The arithmetic is that of `engine.solvers`, one class per type
+# -- the facts of each solver type, in a literal table without torch. `engine.solvers` has the arithmetic, one class per type
 
 
 @dataclass(frozen=True, slots=True)
 class SolverType:
-    """`reads`: the fields of Solver that not every type reads, and `adapt` of ParamSpec. `slots`: what is remembered from update to update; ()
-    where that follows from momentum_form. `l2_alone`: published with the L2 term and no other. `divides`: by what may be 0 where delta is.
-    `momentum_is`: what momentum means, and its usual value, where 0 leaves little of the type."""
+    """A type. `reads`: the fields of Solver that not every type reads, and `adapt` of ParamSpec. `slots`: the state between updates; () if it
+    depends on momentum_form. `l2_alone`: published only with the L2 term. `divides`: by 0 if delta is 0. `momentum_is`: the meaning of
+    momentum, and its usual value, if 0 would defeat the type."""
 
     reads: tuple[str, ...]
     slots: tuple[str, ...] = ()
@@ -97,7 +101,7 @@ class SolverType:
 # The V of a type with momentum: in Caffe's form it holds steps, in torch's gradients.
 MOMENTUM_SLOT = {MomentumForm.CAFFE: "steps", MomentumForm.TORCH: "gradients"}
 _ADAMS = ("momentum", "momentum2", "delta")
-# Running averages of the gradient and its square, and how often they were moved.
+# Running averages of the gradient and its square, and the number of their updates.
 _AVERAGES = ("mean", "squares", "t")
 _BETA1 = ("beta1", 0.9)
 _BOTH = ("the decay of both its averages", 0.95)
@@ -116,13 +120,72 @@ SOLVER_TYPES: dict[str, SolverType] = {
 
 
 def slots_of(type: str, form: MomentumForm) -> tuple[str, ...]:
-    """What the type remembers. Two types with the same slots can go on from each other's."""
+    """Return the state that the type keeps. Types with the same slots can continue from each other's state."""
     return SOLVER_TYPES[type].slots or (MOMENTUM_SLOT[form],)
 
 
 def fields_read(solver: Solver) -> frozenset[str]:
-    """Those of the table's fields that this stage reads."""
+    """Return the fields in the table that this stage reads."""
     read = set(SOLVER_TYPES[solver.type].reads)
     if solver.type == "SGD" and solver.local_lr_auto:
         read |= {"local_gw_ratio", "local_lr_passes", "adapt"}
     return frozenset(read)
+
+
+# -- the synchronisations of replicas (`sync_param`), which follow from the learning rates; and the boundaries of asynchronous stages
+
+FOR_EVER = 1 << 62  # iterations
+
+
+def parting(solver: Solver) -> int:
+    """Return the iteration from which on replicas are updated separately."""
+    assert solver.sync is not None
+    return warm_up_end(solver) if solver.sync.start is SyncStart.WARMUP_END else 0
+
+
+@lru_cache(maxsize=64)
+def synchronisations(solver: Solver) -> tuple[int, ...]:
+    """Return the updates after which the replicas are averaged, ascending, the last at the stage's end; () without replicas and with `ASYNC`.
+    Excludes branch points: a stage's bits don't depend on the stages that start from it."""
+    sync = solver.sync
+    if sync is None or solver.asynchronous:
+        return ()
+    assert sync.period is not None
+    rate = learning_rate(solver) if sync.rule is SyncRule.QSR else None
+    iters, at = [], parting(solver)
+    while at < solver.max_iter:
+        length = sync.period if rate is None else qsr(sync, rate(at))
+        at = min(at + length, solver.max_iter)
+        iters.append(at)
+    return tuple(iters)
+
+
+def boundaries(solver: Solver, branch_points: Collection[int]) -> tuple[int, ...]:
+    """Return the iterations of a stage with `ASYNC` at which all pushes are applied and none is in flight, ascending, the last at its end.
+
+    >>> from stagerun.base.recipe import SyncMethod
+    >>> how = Sync(method=SyncMethod.ASYNC, replicas=4, max_staleness=4)
+    >>> rest = dict(base_lr=0.1, lr_policy="fixed", device_batch_size=1, batch_size=1, test_batch_size=1, random_seed=1, sync=how)
+    >>> boundaries(Solver(max_iter=10, snapshot=4, test_interval=5, **rest), {7})
+    (4, 5, 7, 8, 10)
+    """
+    every = [n for n in (solver.snapshot, solver.test_interval) if n]
+    iters = {i for n in every for i in range(n, solver.max_iter, n)} | set(branch_points)
+    return (*sorted(i for i in iters if i < solver.max_iter), solver.max_iter)
+
+
+def qsr(sync: Sync, lr: float) -> int:
+    """Return the iterations until the next synchronisation, by the quadratic rule: max(period, floor((alpha / lr)^2)), Gu, Lyu, Arora, Zhang
+    and Huang, A Quadratic Synchronization Rule for Distributed Deep Learning (arXiv:2310.14423), algorithm 2. `lr`: of the next update.
+
+    Exact for decimal numbers: 0.3 / 0.1 is 3.
+
+    >>> from stagerun.base.recipe import SyncMethod
+    >>> how = Sync(method=SyncMethod.LOCAL, replicas=4, rule=SyncRule.QSR, period=4, alpha=0.3)
+    >>> [qsr(how, lr) for lr in (0.3, 0.1, 0.07)]
+    [4, 9, 18]
+    """
+    assert sync.alpha is not None and sync.period is not None
+    if lr == 0:
+        return FOR_EVER
+    return max(sync.period, min(FOR_EVER, floor((Fraction(repr(sync.alpha)) / Fraction(repr(lr))) ** 2)))

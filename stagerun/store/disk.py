@@ -24,12 +24,12 @@ class File:
     fd: int
 
     def write(self, data: memoryview) -> None:
-        """Appends all of it."""
-        while data:  # a full disk first writes less than it was given, then fails
+        """Append all of it."""
+        while data:  # a full disk first writes less than all, then fails
             data = data[os.write(self.fd, data) :]
 
     def sync(self) -> None:
-        """Returns when what was written is on the disk. After an error the file is lost: a second sync proves nothing."""
+        """Return when the file is on the disk. After an error the file is lost: a second sync proves nothing."""
         os.fsync(self.fd)
 
     def close(self) -> None:
@@ -39,8 +39,7 @@ class File:
 class LocalDisk:
     """The file system of this machine. Modes come from the umask, so that a group can share an output folder.
 
-    Every method raises OSError. `create`, `size`, `read`, `digest`, `unlink`, `rename` and `link` don't follow a link at the path's end.
-    """
+    Every method raises OSError. `create`, `size`, `read`, `digest`, `unlink`, `rename` and `link` don't follow a link at the path's end."""
 
     __slots__ = ()
 
@@ -49,44 +48,44 @@ class LocalDisk:
     sync_folder = staticmethod(sync_folder)  # returns when the names in the folder are on the disk
 
     def create(self, path: Path) -> File:
-        """A new empty file. FileExistsError if there is anything of that name."""
+        """Create an empty file. FileExistsError if the name is taken."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         return File(os.open(path, flags, 0o666))
 
     def link(self, source: Path, target: Path) -> None:
-        """Gives a file a second name. FileExistsError if there is anything of that name."""
+        """Give a file a second name. FileExistsError if that is taken."""
         os.link(source, target, follow_symlinks=False)
 
     def size(self, path: Path) -> int:
-        """Bytes of a regular file; EINVAL if it is anything else."""
-        found = os.stat(path, follow_symlinks=False)
-        _require_regular(found, path)
-        return found.st_size
+        """Return the bytes of a regular file; EINVAL if it is anything else."""
+        status = os.stat(path, follow_symlinks=False)
+        _require_regular(status, path)
+        return status.st_size
 
     def read(self, path: Path, limit: int) -> bytes:
-        """All of a regular file. Neither it nor the folder it is in may be a symbolic link (ELOOP, ENOTDIR). EINVAL if it isn't a regular
-        file, without waiting for the other end of a pipe; EFBIG, unread, above `limit` bytes."""
+        """Return all of a regular file. Neither it nor its folder may be a symbolic link (ELOOP, ENOTDIR). EINVAL if it isn't a regular file,
+        without waiting for the other end of a pipe; EFBIG, unread, above `limit` bytes."""
         with _opened(path, limit) as (fd, size), os.fdopen(fd, "rb", closefd=False) as file:
             return file.read(size)
 
     def digest(self, path: Path, limit: int) -> tuple[int, str]:
-        """Bytes and sha256, in hex, of a regular file, as the disk has it: not as the system remembers it from writing, where it
-        can be made to forget that. In little memory. Raises as `read` does."""
-        digest, found = hashlib.sha256(), 0
+        """Return the bytes and sha256, in hex, of a regular file, read from the disk and not from the system's cache, where that can be
+        dropped. In little memory. Raises as `read` does."""
+        digest, total = hashlib.sha256(), 0
         with _opened(path, limit) as (fd, size), os.fdopen(fd, "rb", buffering=0, closefd=False) as file:
-            # Pages that are synced are given up, and read from the disk again, or from the server. It is advice alone: a file
-            # system in memory has no other copy.
+            # Drop synced pages, so that they are read from the disk, or the server. It is only advice: a file system in memory has no
+            # other copy.
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             buffer = memoryview(bytearray(min(PIECE, size + 1)))
-            while found <= limit and (count := file.readinto(buffer)):
+            while total <= limit and (count := file.readinto(buffer)):
                 digest.update(buffer[:count])
-                found += count
-        return found, digest.hexdigest()
+                total += count
+        return total, digest.hexdigest()
 
     def free(self, path: Path) -> int:
-        """Bytes that may still be written to the file system that holds the folder."""
-        found = os.statvfs(path)
-        return found.f_bavail * found.f_frsize
+        """Return the free bytes of the file system that holds the folder."""
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
 
 
 Disk = LocalDisk
@@ -94,7 +93,7 @@ Disk = LocalDisk
 
 @contextmanager
 def _opened(path: Path, limit: int) -> Iterator[tuple[int, int]]:
-    """(descriptor, bytes) of a regular file, for reading. Raises as `Disk.read` does."""
+    """Open a regular file for reading: (descriptor, bytes). Raises as `Disk.read` does."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         # O_NONBLOCK: opening a named pipe would wait for a writer. It means nothing for a regular file.
@@ -103,23 +102,23 @@ def _opened(path: Path, limit: int) -> Iterator[tuple[int, int]]:
     finally:
         os.close(folder)
     try:
-        found = os.fstat(fd)
-        _require_regular(found, path)
-        if found.st_size > limit:
+        status = os.fstat(fd)
+        _require_regular(status, path)
+        if status.st_size > limit:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
-        yield fd, found.st_size
+        yield fd, status.st_size
     finally:
         os.close(fd)
 
 
-def _require_regular(found: os.stat_result, path: Path) -> None:
-    if not stat.S_ISREG(found.st_mode):
+def _require_regular(status: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def twice(look: Callable[[], _T], code: int = errno.EIO) -> _T:
-    """Call the disk, and once more after error `code`: a bad sector fails again, a server or a cable that failed once does not. Else a good
-    snapshot would be given up."""
+    """Call the disk, and again after error `code`: a bad sector fails again, a server or a cable that failed once does not. Else a good
+    snapshot would be discarded."""
     try:
         return look()
     except OSError as error:
@@ -129,7 +128,7 @@ def twice(look: Callable[[], _T], code: int = errno.EIO) -> _T:
 
 
 def names_in(disk: Disk, folder: Path) -> list[str]:
-    """What is in a folder, in no order; nothing where there is none."""
+    """Return the names in a folder, in no order; empty if it is missing."""
     try:
         return disk.names(folder)
     except FileNotFoundError:
@@ -137,25 +136,24 @@ def names_in(disk: Disk, folder: Path) -> list[str]:
 
 
 def make_folder(disk: Disk, path: Path) -> None:
-    """Makes a folder and those above it, where they are missing, so that they outlast a power cut."""
+    """Make a folder and its missing parents, so that they outlast a power cut."""
     try:
         disk.mkdir(path)
     except FileExistsError:
         return
     except FileNotFoundError:
         make_folder(disk, path.parent)
-        with suppress(FileExistsError):  # another run that starts at this moment was faster
+        with suppress(FileExistsError):  # another run, which starts at this moment, was faster
             disk.mkdir(path)
     disk.sync_folder(path.parent)
 
 
 def rename(disk: Disk, source: Path, target: Path) -> None:
-    """Renames within one folder: a directory to a name that was free when the caller, who holds the lock, looked; or a file, whose
-    own name no one else knows, over another.
+    """Rename within one folder: a directory to a name that was free when the caller, who holds the lock, looked; or a file with a
+    temporary name over another.
 
     NFS sends a request again when the answer is lost, and the second one fails because the first one was carried out.
-    So an error is looked up: what was renamed has left its old name, and is under the new one.
-    """
+    So an error is looked up: what was renamed has left its old name, and is under the new one."""
     try:
         disk.rename(source, target)
     except OSError as error:
@@ -164,7 +162,7 @@ def rename(disk: Disk, source: Path, target: Path) -> None:
 
 
 def was_renamed(disk: Disk, source: Path, target: Path) -> bool:
-    """Whether a rename that gave an error was carried out all the same, going by the names; no, where these can't be read."""
+    """Return whether a rename that gave an error was carried out all the same, going by the names; False if these can't be read."""
     try:
         names = disk.names(target.parent)
     except OSError:
@@ -176,11 +174,10 @@ _LEFT = frozenset({errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, err
 
 
 def delete(disk: Disk, path: Path) -> bool:
-    """Deletes a file, a link, or a folder with the files in it. Whether nothing is left.
+    """Delete a file, a link, or a folder with the files in it. Return whether nothing is left.
 
     What is left is not an error: a file that is still open somewhere (NFS keeps it under another name until then), or a folder
-    inside, which stagerun has not made.
-    """
+    inside, which stagerun has not made."""
     try:
         disk.unlink(path)  # first, since `names` would follow a link
         return True

@@ -1,4 +1,4 @@
-"""What the operating system says went wrong, as errors that say what to do."""
+"""Errors of the operating system, turned into errors that say what to do."""
 
 import errno
 import os
@@ -15,9 +15,9 @@ _AWAY = (errno.ENOENT, errno.ESTALE, errno.ENODEV, errno.ENOTCONN, errno.ETIMEDO
 _NO_PERMISSION = (errno.EACCES, errno.EPERM)
 
 HINTS = {
-    errno.ENOSPC: "free some space there, or lower keep_snapshots; the snapshots before it are unharmed",
+    errno.ENOSPC: "free some space, or lower keep_snapshots; the snapshots before it are unharmed",
     errno.EDQUOT: "your quota is used up: delete something, or lower keep_snapshots; the snapshots before it are unharmed",
-    errno.EROFS: "the file system is read-only (a disk with errors becomes so by itself); choose another folder with --out",
+    errno.EROFS: "the file system is read-only (a disk with errors becomes so); choose another folder with --out",
     errno.EIO: "the disk or its server reports a fault; see the system's log (dmesg)",
     **dict.fromkeys(_NO_PERMISSION, "choose another folder with --out, or ask its owner for permission"),
     **dict.fromkeys(
@@ -27,7 +27,6 @@ HINTS = {
     errno.ELOOP: "a part of that path is a symbolic link that leads nowhere: choose another folder with --out",
     errno.ENAMETOOLONG: "give the stage or the output folder a shorter name",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
-    errno.ENFILE: "the machine has too many open files",
     errno.EFBIG: "the file system, or the limit on file sizes (ulimit -f), doesn't allow files of that size",
 }
 
@@ -36,13 +35,13 @@ HINTS = {
 DAMAGE = frozenset(
     {
         errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EINVAL, errno.EFBIG,
-        errno.ENAMETOOLONG, errno.EIO, errno.EBADMSG, getattr(errno, "EUCLEAN", errno.EIO),  # the last is Linux's own
+        errno.ENAMETOOLONG, errno.EIO, errno.EBADMSG, errno.EUCLEAN,
     }
 )  # fmt: skip
 
 
 class Damaged(StagerunError):
-    """The files of a snapshot are not those that were written: `reason` says which and how. The next older one may do."""
+    """Raised if the files of a snapshot differ from what was written: `reason` says which and how. Use an older snapshot."""
 
     exit_code = ExitCode.RESUME_REFUSED
 
@@ -56,7 +55,7 @@ class Damaged(StagerunError):
 
     @property
     def disk_fails(self) -> bool:
-        """Whether it couldn't be read at all: the file may be well, and the disk or its server away for a while."""
+        """Return whether it couldn't be read at all: the file may be intact, and the disk or its server unreachable for a while."""
         return isinstance(self.__cause__, OSError) and self.__cause__.errno == errno.EIO
 
 
@@ -82,7 +81,7 @@ def not_as_written(error: Damaged) -> StorageError:
 def storage_failure(
     error: OSError, doing: str, path: Path, needed: int | None = None, free: int | None = None
 ) -> StorageError | PermissionDenied:
-    """The error for `can't {doing}`. `needed` and `free` are bytes, said when the space, or a quota on it, ran out."""
+    """Return the error for `can't {doing}`. `needed` and `free` are bytes, for when the space, or a quota on it, ran out."""
     text = why(error, path)
     message = f"can't {doing} in {path}: {text}"
     spent = error.errno in (errno.ENOSPC, errno.EDQUOT) and text == os.strerror(error.errno)  # of bytes, not of inodes

@@ -1,4 +1,4 @@
-"""What the files and folders of an output folder are called. Pure."""
+"""Names of the files and folders in an output folder. Pure."""
 
 import os
 import re
@@ -22,7 +22,7 @@ _LEFTOVER = re.compile(r"\.(?:tmp|trash)-.*-[0-9a-f]{8}", re.DOTALL)
 
 
 class Place(NamedTuple):
-    """What a snapshot's name says."""
+    """The parts of a snapshot's name."""
 
     stage: str
     iter: int
@@ -42,7 +42,7 @@ def results_folder(out: Path) -> Path:
 
 
 def averages_folder(out: Path) -> Path:
-    """Of ensembles that make one network: a folder for each, with a `snapshots` in it as `out` has."""
+    """Return the folder of ensembles that make one network: a folder for each, with a `snapshots` in it as `out` has."""
     return out / "averages"
 
 
@@ -55,18 +55,18 @@ def lock_file(out: Path) -> Path:
 
 
 def life_file(out: Path, attempt: int) -> Path:
-    """The file of a process life: `lives/a0002.json`."""
+    """Return the file of a process life: `lives/a0002.json`."""
     return out / "lives" / f"a{attempt:04d}.json"
 
 
 def attempt_of_life(name: str) -> int | None:
-    """The attempt in the name of a life's file; None for another name."""
+    """Return the attempt in the name of a life's file; None for another name."""
     match = _LIFE.fullmatch(name)
     return int(match["attempt"]) if match else None
 
 
 def snapshot_name(stage: str, iter: int, attempt: int) -> str:
-    """`cyc1-00007638-a0002`. ValueError for a stage with other characters than letters, digits, `_`, `-`, or a negative number.
+    """Return a snapshot's name. ValueError for a stage with other characters than letters, digits, `_`, `-`, or a negative number.
 
     >>> snapshot_name("cyc1", 7638, 2)
     'cyc1-00007638-a0002'
@@ -78,12 +78,11 @@ def snapshot_name(stage: str, iter: int, attempt: int) -> str:
 
 @lru_cache(1 << 14)  # a tree of many stages asks again and again
 def parse_folder(name: str) -> tuple[str, Place] | None:
-    """The state and the place of a snapshot's folder: '' of a complete snapshot, `tmp` in the writing, `bad` damaged and set aside, `trash` in
-    the deleting. None for another name.
+    """Return the state and the parts of a snapshot folder's name; None for another name. The state is '' for a complete snapshot, `tmp` while
+    it is written, `bad` if it was set aside, `trash` while it is deleted.
 
     >>> parse_folder(".bad-cyc1-00007638-a0002-2")
-    ('bad', Place(stage='cyc1', iter=7638, attempt=2))
-    """
+    ('bad', Place(stage='cyc1', iter=7638, attempt=2))"""
     match = _SNAPSHOT.fullmatch(name)
     if match is None or (match["suffix"] and not match["state"]):
         return None
@@ -91,17 +90,16 @@ def parse_folder(name: str) -> tuple[str, Place] | None:
 
 
 def parse_name(name: str) -> Place | None:
-    """The inverse of `snapshot_name`; None for a name it doesn't give."""
-    state, place = parse_folder(name) or ("", None)
-    return None if state else place
+    """Invert `snapshot_name`; return None for any other name."""
+    state, parts = parse_folder(name) or ("", None)
+    return None if state else parts
 
 
 def temp_name(name: str, state: str = "tmp") -> str:
-    """A fresh name to write under, or with `trash` to delete under. Never the same twice: an earlier one may not be empty yet."""
+    """Return a fresh name to write under, or with `trash` to delete under. Never the same twice: an earlier one may not be empty yet."""
     return f".{state}-{name}-{os.urandom(4).hex()}"
 
 
 def is_leftover(name: str) -> bool:
-    """Whether it was being written or deleted under a name of `temp_name`: no one's, once the lock is held. What a person has called so by hand
-    is theirs."""
+    """Return whether a name is from `temp_name`: with the lock held, no process uses it any more. Similar names that a person made are kept."""
     return _LEFTOVER.fullmatch(name) is not None

@@ -1,29 +1,36 @@
-"""One run per output folder: a lock that dies with its process.
+"""Locks that allow one run per output folder, and the process lives of a run.
 
-It is flock(2) on OUT/lock: the kernel gives it up when the process ends, however it ends, so there are no stale locks to
-judge by age or process number. On NFS it reaches the other hosts too. Where a file system has no locks (Lustre mounted
-without `flock`), nothing is held, and the caller's `Lease` alone decides.
+The lock is flock(2) on OUT/lock: the kernel releases it when the process ends, however it ends, so no lock is ever stale. On NFS it
+reaches the other hosts too. Where a file system has no locks (Lustre mounted without `flock`), nothing is held, and the caller's `Lease`
+alone decides. The package `filelock` has no shared lock to look with, and falls back to a file that outlives its process.
 
-The package `filelock` would stand for the one call that takes the lock: it has no shared lock to look with, and where a file system has no
-locks it takes a file for one, which outlives its process.
+A life is a small file, OUT/lives/aNNNN.json, NNNN being its attempt. Rank 0 creates it as a new file, so that of two that want the same
+number one fails; it rewrites it while it lives, with a `beat` that is one higher each time, and at last with the exit code. A file without
+a code is from a process that lives, or was killed, or whose disk would not take the last word.
 """
 
-import contextlib
 import errno
 import fcntl
+import hashlib
+import itertools
+import json
 import os
 import re
 import time
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from stagerun.base.errors import FolderInUseError, PermissionDenied
-from stagerun.store.errors import reporting
-from stagerun.store.layout import lock_file
-from stagerun.store.lives import now_text
+from stagerun.store.disk import Disk, names_in, twice
+from stagerun.store.errors import DAMAGE, reporting
+from stagerun.store.layout import attempt_of_life, life_file, lock_file
 from stagerun.system.files import open_lock
 from stagerun.system.host import host_name
+from stagerun.system.process import Identity
+from stagerun.system.typed import json_object, read_as
 
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
@@ -37,11 +44,9 @@ _NAME = re.compile(r"process (\d+) on (\S+), since (\d{4}-\d\d-\d\d \d\d:\d\d:\d
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lock: `text` as it wrote it; the others are None where that is not to be read.
+    """The holder of a lock: `text` as it wrote it, empty if it has just started; the others are None if `text` can't be parsed.
 
-    A holder that has just started may not have written its name yet; then `text` is empty. `since` is in seconds since the epoch, to
-    the second, of the holder's clock. `beat`: of one that is known by its lease alone.
-    """
+    `since`: seconds since the epoch, by the holder's clock. `beat`: if only its lease shows it."""
 
     text: str
     pid: int | None = None
@@ -54,8 +59,8 @@ class Holder:
 
 
 def holder(out: Path) -> Holder | None:
-    """Who holds the output folder now; None if no process does, or its lock is not for this user: then its lives say (`last_word`). Changes
-    nothing. StorageError."""
+    """Return the holder of the output folder; None if it is free, or the lock can't be read: then ask `last_word`. Changes nothing.
+    StorageError."""
     path = lock_file(out)
     with reporting("see who holds the output folder", path):
         try:
@@ -67,7 +72,7 @@ def holder(out: Path) -> Holder | None:
         except BlockingIOError:
             return holder_named(_written(fd))
         except OSError as error:
-            if error.errno not in _NO_LOCKS:  # else no one can have it; the lease alone shows a run
+            if error.errno not in _NO_LOCKS:  # else no process can hold it; only the lease shows a run
                 raise
         finally:
             os.close(fd)
@@ -76,20 +81,20 @@ def holder(out: Path) -> Holder | None:
 
 def holder_named(text: str, beat: int | None = None) -> Holder:
     if (match := _NAME.fullmatch(text)) is not None:
-        with contextlib.suppress(ValueError):  # the 31st of February
+        with suppress(ValueError):  # the 31st of February
             since = datetime.strptime(match[3], "%Y-%m-%d %H:%M:%S %z").timestamp()
             return Holder(text, int(match[1]), match[2], since, beat)
     return Holder(text, beat=beat)
 
 
 def _written(fd: int) -> str:
-    """What stands in the lock file, on one line and printable."""
+    """Return the text of the lock file, on one line and printable."""
     text = os.pread(fd, 300, 0).decode(errors="replace").strip()
     return "".join(c for c in text if c.isprintable())
 
 
 class Lock:
-    """The right to write into an output folder, which exists. For rank 0. A context manager, or `acquire` and `release`. On a file system
+    """The right to write into an existing output folder. For rank 0. A context manager, or `acquire` and `release`. On a file system
     without locks `held` stays False."""
 
     def __init__(self, out: Path) -> None:
@@ -102,7 +107,7 @@ class Lock:
         return self._fd is not None
 
     def acquire(self) -> None:
-        """Doesn't wait for a holder to end. FolderInUseError names it; StorageError, PermissionDenied."""
+        """Take the lock without waiting. FolderInUseError names its holder; StorageError, PermissionDenied."""
         path = lock_file(self.out)
         with reporting("lock the output folder", path):
             try:
@@ -110,14 +115,14 @@ class Lock:
             except PermissionError:
                 raise PermissionDenied(
                     f"can't lock the output folder in {path}: it belongs to another user",
-                    "choose another folder with --out, or ask its owner for permission; `stagerun status` says whether a run goes on",
+                    "choose another folder with --out, or ask its owner for permission; `stagerun status` shows its run",
                 ) from None
         _open.add(self)
         try:
             with reporting("lock the output folder", path):
                 if not self._take(self._fd):
                     return self.release()
-                # The file of an output folder is never deleted: whoever opened it before would hold a lock on a file without a name.
+                # The lock file is never deleted: a process that opened it before would hold a lock on a file without a name.
                 os.ftruncate(self._fd, 0)
                 myself = f"process {os.getpid()} on {host_name()}, since {now_text()}\n"
                 os.pwrite(self._fd, myself.encode(), 0)
@@ -127,7 +132,7 @@ class Lock:
             raise
 
     def _take(self, fd: int) -> bool:
-        """False where there are no locks. FolderInUseError, OSError."""
+        """Take the lock; return False if the file system has no locks. FolderInUseError, OSError."""
         for _ in range(_TRIES):
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -140,22 +145,14 @@ class Lock:
                 return False
         raise FolderInUseError(f"another run holds {self.out}: {_written(fd) or 'no name yet'}", WAIT)
 
-    def named(self) -> bool:
-        """Whether the file that is held is still the one in the folder: one that was deleted keeps no one out."""
-        assert self._fd is not None
-        try:
-            return os.path.samestat(os.fstat(self._fd), os.lstat(lock_file(self.out)))
-        except FileNotFoundError:
-            return False
-
     def release(self) -> None:
-        """Does nothing if it isn't held."""
+        """Release the lock, if it is held."""
         fd, self._fd = self._fd, None
         _open.discard(self)
         if fd is not None:
             if self._writer == os.getpid():  # no forked child
-                with contextlib.suppress(OSError):
-                    os.ftruncate(fd, 0)  # or the next holder would be taken for this one
+                with suppress(OSError):
+                    os.ftruncate(fd, 0)  # else the next holder would be mistaken for this one
             self._writer = 0
             os.close(fd)
 
@@ -171,10 +168,98 @@ _open: set[Lock] = set()
 
 
 def _let_go_in_child() -> None:
-    """A lock belongs to the open file, which a forked child (a loader's worker) shares: it would outlive its holder. Closing the child's
-    descriptor leaves the parent's lock alone."""
+    """Close a forked child's descriptor. A lock belongs to the open file, which the child (a loader's worker) shares, so it would outlive
+    its holder. Closing it leaves the parent's lock alone."""
     for lock in list(_open):
         lock.release()
 
 
 os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+MAX_BYTES = 1 << 16
+
+_UNKNOWN = Identity("", "", "", 0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """A process life. `run` is a random name, `begun` a time for people. `newest`: what it resumed from. `code`: its exit code, None while it
+    lives. `taken_by`: the attempt that replaced it when it was silent.
+
+    A file that can't be parsed, or doesn't fit its name, has only an `attempt`: it is not `readable`, and `run` is its digest, so that a
+    change shows."""
+
+    attempt: int
+    run: str
+    process: Identity = _UNKNOWN
+    begun: str = ""
+    newest: str = ""
+    beat: int = 0
+    code: int | None = None
+    taken_by: int | None = None
+
+    @property
+    def readable(self) -> bool:
+        return self.process != _UNKNOWN
+
+    def __str__(self) -> str:
+        if not self.readable:
+            return f"a process that left no readable name in {life_file(Path(), self.attempt).name}"
+        return f"process {self.process.pid} on {self.process.host}, since {self.begun}"
+
+
+def now_text() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S %z")
+
+
+def encode(life: Life) -> bytes:
+    return (json.dumps(asdict(life), indent=1) + "\n").encode()
+
+
+def parse(data: bytes, attempt: int) -> Life:
+    """Return the life in a file; not `readable` if the bytes are torn or foreign, or of another attempt."""
+    unreadable = Life(attempt=attempt, run=hashlib.sha256(data).hexdigest())
+    try:
+        life = read_as(Life, json_object(data))
+    except ValueError:
+        return unreadable
+    process = life.process
+    texts = (process.host, process.boot, process.namespace, life.run, life.newest, life.begun)
+    good = life.readable and life.attempt == attempt and all(text.isprintable() for text in texts)
+    return life if good else unreadable
+
+
+def attempts_of_lives(disk: Disk, out: Path) -> list[int]:
+    """Return the attempts that have a life, ascending. StorageError, PermissionDenied."""
+    folder = life_file(out, 0).parent
+    with reporting("list the process lives", folder):
+        attempts = map(attempt_of_life, names_in(disk, folder))
+    return sorted(attempt for attempt in attempts if attempt is not None)
+
+
+def look_at(disk: Disk, out: Path, attempt: int) -> Life | None:
+    """Return the life of an attempt, None if it has no file. StorageError, PermissionDenied if the file can't be read."""
+    path = life_file(out, attempt)
+    with reporting(f"read {path.name}", path.parent):
+        try:
+            # ESTALE: another file took its name while it was opened, on NFS.
+            return parse(twice(partial(disk.read, path, MAX_BYTES), errno.ESTALE), attempt)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno not in DAMAGE:
+                raise
+            return parse(b"", attempt)
+
+
+def last_lives(disk: Disk, out: Path, count: int) -> list[Life]:
+    """Return the lives of the `count` highest attempts, ascending. StorageError, PermissionDenied."""
+    looks = (look_at(disk, out, attempt) for attempt in reversed(attempts_of_lives(disk, out)))
+    # A missing file was just deleted by its holder.
+    return [*itertools.islice((life for life in looks if life is not None), count)][::-1]
+
+
+def newest_life(disk: Disk, out: Path) -> Life | None:
+    """Return the life of the highest attempt, or None. StorageError, PermissionDenied."""
+    return next(iter(last_lives(disk, out, 1)), None)

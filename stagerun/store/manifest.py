@@ -9,8 +9,9 @@ import json
 import re
 import unicodedata
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
+from typing import Any
 
 from stagerun.base.errors import ResumeRefused
 from stagerun.base.snapshots import SnapshotRef
@@ -19,12 +20,12 @@ from stagerun.store.layout import FILE_NAME, MANIFEST, MAX_FILES, Place, snapsho
 from stagerun.system.typed import MAX_INTEGER, json_object, read_as
 
 FORMAT = 1
-# What it may be at most: some hundred settings and a handful of files make 10 kB. JSON of one megabyte is at most some ten in
-# memory, whatever it says.
-MAX_BYTES = 1_000_000
+MAX_BYTES = (
+    1_000_000  # some hundred settings and a handful of files make 10 kB; a megabyte of JSON takes at most ten in memory
+)
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# Control characters, those that steer a terminal among them, and halves of surrogate pairs, which UTF-8 has no bytes for.
+# Control characters, which may steer a terminal, and halves of surrogate pairs, which UTF-8 has no bytes for.
 _UNSHOWN = frozenset({"Cc", "Cs"})
 
 
@@ -36,8 +37,8 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
-    """What is known about a snapshot besides its files. `id_stage` is the stage's name in its id where the stage had another when it began;
-    '' else. The others as in SnapshotRef."""
+    """The facts about a snapshot besides its files. `id_stage`: the stage's name in its id, if the stage was renamed since; else ''. The
+    others as in SnapshotRef."""
 
     place: Place
     parent: str
@@ -52,47 +53,39 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest(Metadata):
-    """`content` names the files that make up `id`; the rest may say when and where, and train to the same bits."""
+    """`content` names the files that make up `id`; the others may say when and where, and train to the same bits."""
 
     files: Mapping[str, FileEntry]
     content: tuple[str, ...]
 
     @property
     def id(self) -> str:
-        """sha256 over stage, iter and the digests of the content."""
+        """Return the sha256 over stage, iter and the digests of the content."""
         digests = [[name, self.files[name].sha256] for name in sorted(self.content)]
         stage = self.id_stage or self.place.stage
         return hashlib.sha256(json.dumps([stage, self.place.iter, digests]).encode()).hexdigest()
 
     def ref(self) -> SnapshotRef:
-        return SnapshotRef(
-            name=snapshot_name(*self.place),
-            stage=self.place.stage,
-            iter=self.place.iter,
-            attempt=self.place.attempt,
-            id=self.id,
-            parent=self.parent,
-            identity=self.identity,
-            environment=self.environment,
-            bytes=sum(entry.size for entry in self.files.values()),
-            id_stage=self.id_stage,
-            serial=self.serial,
-            skipped=self.skipped,
-            began_empty=self.began_empty,
-            ended=self.ended,
-        )
+        facts = _facts(self)
+        del facts["place"]
+        size = sum(entry.size for entry in self.files.values())
+        return SnapshotRef(name=snapshot_name(*self.place), **self.place._asdict(), id=self.id, bytes=size, **facts)
+
+
+def _facts(metadata: Metadata) -> dict[str, Any]:
+    return {field.name: getattr(metadata, field.name) for field in fields(Metadata)}
 
 
 def manifest_of(metadata: Metadata, files: Mapping[str, FileEntry], content: Collection[str]) -> Manifest:
-    known = {field.name: getattr(metadata, field.name) for field in fields(metadata)}
+    facts = _facts(metadata)
     if metadata.id_stage == metadata.place.stage:
-        known["id_stage"] = ""
-    maps = {name: dict(known[name]) for name in ("identity", "environment")}
-    return Manifest(**known | maps, files=files, content=tuple(sorted(content)))
+        facts["id_stage"] = ""
+    maps = {name: dict(facts[name]) for name in ("identity", "environment")}
+    return Manifest(**facts | maps, files=files, content=tuple(sorted(content)))
 
 
 def check_names(files: Collection[str], content: Collection[str]) -> None:
-    """ValueError for names that a manifest can't hold, or too many of them."""
+    """Raise ValueError for names that a manifest can't hold, or too many of them."""
     if len(files) > MAX_FILES:
         raise ValueError(f"{len(files)} files; at most {MAX_FILES} make a snapshot")
     for name in files:
@@ -103,45 +96,28 @@ def check_names(files: Collection[str], content: Collection[str]) -> None:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The bytes of MANIFEST.json: the same for the same manifest."""
-    body = {
-        "format": FORMAT,
-        "stage": manifest.place.stage,
-        "iter": manifest.place.iter,
-        "attempt": manifest.place.attempt,
-        "id": manifest.id,
-        "parent": manifest.parent,
-        "identity": dict(manifest.identity),
-        "environment": dict(manifest.environment),
-        "files": {name: {"size": e.size, "sha256": e.sha256} for name, e in manifest.files.items()},
-        "content": list(manifest.content),
-    }
-    if manifest.id_stage:
-        body["id_stage"] = manifest.id_stage
-    if manifest.serial:
-        body["serial"] = manifest.serial
-    if manifest.skipped:
-        body["skipped"] = manifest.skipped
-    if manifest.began_empty:
-        body["began_empty"] = True
-    if manifest.ended:
-        body["ended"] = True
+    """Return the bytes of MANIFEST.json: the same for the same manifest."""
+    facts = asdict(manifest)
+    place = facts.pop("place")
+    # Left out where empty, as before they existed.
+    for name in ("id_stage", "serial", "skipped", "began_empty", "ended"):
+        if not facts[name]:
+            del facts[name]
+    body = {"format": FORMAT, "id": manifest.id, **place._asdict(), **facts}
     text = (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()
     return text + hashlib.sha256(text).hexdigest().encode() + b"\n"
 
 
 @lru_cache(maxsize=1024)  # a run looks at each of its snapshots before each of its stages
 def parse(data: bytes, name: str) -> Manifest:
-    """The manifest of the snapshot of that name.
+    """Return the manifest of the snapshot of that name.
 
     Damaged if a byte of it differs from what was written, or it belongs to another name. ResumeRefused for a format
-    that this version doesn't know.
-    """
+    that this version can't read."""
     text = data[:-65]
     if data[-65:] != hashlib.sha256(text).hexdigest().encode() + b"\n":
         raise Damaged(name, f"{MANIFEST} is not as it was written")
-    # From here on the bytes are someone's intention, though not always ours: a folder may have been renamed or made by
-    # hand.
+    # The bytes are as written, though not always by us: a folder may have been renamed or made by hand.
     try:
         body = json_object(text, once=True)
         version = body.get("format")
@@ -153,17 +129,16 @@ def parse(data: bytes, name: str) -> Manifest:
                 f"use a version of stagerun that reads format {version}, or choose another folder with --out",
             )
         manifest = _manifest(body)
-        place = snapshot_name(*manifest.place)
+        stored_name = snapshot_name(*manifest.place)
     except ValueError as error:
         raise Damaged(name, f"{MANIFEST} has no valid content: {error}") from error
-    if place != name:
-        raise Damaged(name, f"{MANIFEST} is that of {place}")
+    if stored_name != name:
+        raise Damaged(name, f"{MANIFEST} belongs to {stored_name}")
     return manifest
 
 
 def _manifest(body: Mapping[str, object]) -> Manifest:
-    place = [body.get(name) for name in Place._fields]
-    manifest = read_as(Manifest, {**body, "place": place})
+    manifest = read_as(Manifest, {**body, "place": [body.get(name) for name in Place._fields]})
     maps = (manifest.identity, manifest.environment)
     texts = [manifest.parent, manifest.id_stage, *(text for m in maps for pair in m.items() for text in pair)]
     for text in texts:

@@ -1,24 +1,24 @@
-"""Writing a snapshot so that it is there whole or not at all.
+"""Write a snapshot whole or not at all.
 
-What a killed process, a full disk or a power cut leaves, by where it stops:
+State after a killed process, a full disk or a power cut, by where it stops:
 
-- Up to the rename everything happens under a fresh `.tmp-` name, which `inventory` ignores and `sweep` deletes. Nothing
-  that was there before is opened, renamed or deleted.
-- The rename comes after every file and the folder's own names were synced. So whoever sees the final name, be it after
-  a power cut, sees whole files; a file system that reorders the rename before those syncs would break its own word.
+- Up to the rename everything happens under a fresh `.tmp-` name, which `inventory` ignores and `sweep` deletes. No older file
+  is opened, renamed or deleted.
+- The rename comes after every file and the names in the folder were synced. So a reader of the final name, even after a power
+  cut, sees whole files; a file system that reorders the rename before those syncs would break its promise.
 - Between the rename and the sync of the parent the snapshot is complete, but its name may not outlast a power cut:
-  then the folder has its `.tmp-` name again, or none. `commit` has not returned yet, so no one has counted on it, and
+  then the folder has its `.tmp-` name again, or none. `commit` has not returned yet, so nothing relies on it, and
   nothing older has been dropped in its favour.
 - A failed sync is not tried again: after one the kernel may have dropped the data and call the next sync a success.
-  The files are given up, and the next snapshot is written to new ones.
+  The files are discarded, and the next snapshot is written to new ones.
 
 Should the manifest's own sync be lost all the same, or any byte change later, sizes and digests show it.
 """
 
-import contextlib
 import errno
 import hashlib
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 
 from stagerun.base.errors import PermissionDenied, StagerunError, StorageError
@@ -26,7 +26,7 @@ from stagerun.base.snapshots import SnapshotRef
 from stagerun.store.disk import Disk, delete, make_folder, rename, was_renamed
 from stagerun.store.errors import Damaged, not_as_written, reporting, storage_failure
 from stagerun.store.layout import MANIFEST, snapshot_name, snapshots_folder, temp_name
-from stagerun.store.manifest import FileEntry, Manifest, Metadata, check_names, encode, manifest_of
+from stagerun.store.manifest import FileEntry, Metadata, check_names, encode, manifest_of
 from stagerun.store.read import inspect
 from stagerun.system.files import untrusted_links
 
@@ -37,39 +37,37 @@ CHUNK = 1 << 20  # bytes hashed and written at a time: they are still in the cac
 
 
 def prepare(disk: Disk, out: Path) -> None:
-    """Makes `out`, with what is above it, and `out`/snapshots; writes, syncs and deletes a file there.
+    """Make `out`/snapshots and the folders above; write, sync and delete a file in it.
 
     For rank 0; needs no lock, and disturbs no run that holds it. StorageError; PermissionDenied, also for a link in `out` that another user
-    made: what a run writes would land where it says. A link of this user's own is followed.
-    """
+    made: files would be written to its target. A link of this user is followed."""
     root = snapshots_folder(out)
     with reporting("look at the output folder", out):
         links = untrusted_links(out) if out.is_dir() else []
     if links:
         raise PermissionDenied(
-            f"{links[0]} is a link that another user made: what is written there would land elsewhere",
-            "remove it, and see what else is there that you did not make; or give another --out",
+            f"{links[0]} is a link that another user made: files would be written to its target",
+            "remove it, and check the folder for other files that aren't yours; or choose another --out",
         )
     with reporting("make the output folder", out):
         make_folder(disk, root)
     with reporting("write", root):
         probe = root / temp_name("probe")
         try:
-            with contextlib.closing(disk.create(probe)) as file:
+            with closing(disk.create(probe)) as file:
                 file.write(memoryview(PROBE))
                 file.sync()
         finally:
-            with contextlib.suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):
                 disk.unlink(probe)
         disk.sync_folder(root)
 
 
 def lost_with(out: Path, kind: str, host: str) -> str:
-    """For the user. `host`: where the folder is, '' for the first host of a job to come."""
-    where, whose = (host, host) if host else ("its first host", "that host")
+    """Return a warning. `host` holds the folder; '' for the first host of a future job."""
     return (
-        f"{out} lies on a file system ({kind}) of {where} alone: if {whose} is lost, the run can't go on, neither there nor elsewhere; "
-        "--out on one that all hosts share lets it"
+        f"{out} is on a file system ({kind}) that only {host or 'its first host'} has: if that host is lost, the run can't resume; "
+        "choose an --out that all hosts share"
     )
 
 
@@ -82,16 +80,21 @@ def commit(
     content: Collection[str],
     require_held: Callable[[], None] = lambda: None,
 ) -> SnapshotRef:
-    """Writes a snapshot; when it returns, the snapshot is complete, on the disk, and was looked at again.
+    """Write a snapshot; when it returns, the snapshot is complete, on the disk, and was looked at again.
 
-    `files` are contiguous bytes by name (letters, digits, `.`, `_`, `-`); `content` names those that make up the id. For rank 0,
-    holding the lock; it may run in a thread of its own, one at a time. StorageError or PermissionDenied if it can't be written, and
-    what `require_held` raises (FolderInUseError): what was there before is unharmed, and what was started is deleted where that is
-    possible. A snapshot is never overwritten: StorageError if one of that name is there, whatever state it is in.
-    """
+    `files` are contiguous bytes by name (letters, digits, `.`, `_`, `-`); `content` names the files that make up the id. For rank 0,
+    holding the lock; it may run in a background thread, one at a time. StorageError or PermissionDenied if it can't be written, and
+    what `require_held` raises (FolderInUseError): older files are unharmed, and the new ones are deleted where possible. A snapshot is
+    never overwritten: StorageError if one of that name exists, whatever state it is in."""
     check_names(files, content)
     name, root = snapshot_name(*metadata.place), snapshots_folder(out)
-    _require_new(disk, root, name)
+    with reporting("list the snapshots", root):
+        names = disk.names(root)
+    if name in names:
+        raise StorageError(
+            f"snapshot {name} is in {root} already, and a snapshot is never overwritten",
+            "move it elsewhere; a new run numbers its attempts above the existing ones",
+        )
     temp = root / temp_name(name)
     blobs = {file: memoryview(blob).cast("B") for file, blob in files.items()}
     writing = f"write snapshot {name}"
@@ -109,22 +112,31 @@ def commit(
         writing = f"give snapshot {name} its name"
         _publish(disk, temp, root / name, encode(manifest))
         disk.sync_folder(root)
-    except StagerunError:  # of `require_held`, or the name is taken; what was started is named by no one but us
-        _discard(disk, temp)
+    except StagerunError:  # of `require_held`, or the name is taken; only this process knows the temporary name
+        abandon(disk, temp)
         raise
     except OSError as error:
-        _discard(disk, temp)
+        abandon(disk, temp)
         needed = sum(blob.nbytes for blob in blobs.values())
-        # Looked up when the cleaning up is done: before, what was written has taken all there was.
-        raise storage_failure(error, writing, root, needed, _free(disk, root)) from error
-    return _look_again(disk, out, manifest)
+        free = None
+        with suppress(OSError):  # the error being reported counts
+            free = disk.free(root)  # after cleaning up: before, the new files filled the disk
+        raise storage_failure(error, writing, root, needed, free) from error
+    # Its manifest and sizes must read back as they were written.
+    ref = manifest.ref()
+    try:
+        stored = inspect(disk, out, name).ref()
+    except Damaged as error:
+        raise not_as_written(error) from error
+    if stored != ref:
+        raise _of_another_run(name, root)
+    return ref
 
 
 def write_atomic(disk: Disk, path: Path, data: Blob) -> None:
-    """Writes a small file, over an old one if there is one; readers see the old bytes or the new. Makes its folder.
+    """Write or replace a small file; readers see the old bytes or the new. Makes its folder.
 
-    For rank 0, holding the lock. StorageError, PermissionDenied; then the old file is as it was.
-    """
+    For rank 0, holding the lock. StorageError, PermissionDenied; then the old file is as it was."""
     with reporting(f"write {path.name}", path.parent):
         make_folder(disk, path.parent)
         replace_file(disk, path, data)
@@ -132,15 +144,14 @@ def write_atomic(disk: Disk, path: Path, data: Blob) -> None:
 
 
 def replace_file(disk: Disk, path: Path, data: Blob, sync: bool = True) -> None:
-    """Writes a small file, over an old one if there is one; readers see the old bytes or the new. OSError; then the old file is as
-    it was. Another process that does the same at the same time is not in the way: the last one's bytes stay. `sync`: after a power
-    cut, too, it is the old or the new, once the folder was synced."""
+    """Write or replace a small file; readers see the old bytes or the new. OSError; then the old file is as it was. If two processes do
+    this at once, the last one's bytes stay. `sync`: after a power cut, too, it is the old or the new, once the folder was synced."""
     temp = path.with_name(temp_name(path.name))
     try:
         _write(disk, temp, memoryview(data).cast("B"), sync)
         rename(disk, temp, path)
     except OSError:
-        _discard(disk, temp)
+        abandon(disk, temp)
         raise
 
 
@@ -148,9 +159,9 @@ _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSY
 
 
 def make_file(disk: Disk, path: Path, data: Blob) -> None:
-    """Writes a small new file, synced, that is whole from the moment it has its name. FileExistsError if there is anything of that
-    name, OSError; on NFS either may come though the file was made. On a file system that gives no file a second name a process
-    that is killed in here may leave a part of it."""
+    """Write a small new file, synced, that is whole from the moment it has its name. FileExistsError if the name is taken, OSError; on NFS
+    either may come though the file was made. On a file system without hard links a process that is killed in here may leave a part of
+    the file."""
     temp, blob = path.with_name(temp_name(path.name)), memoryview(data).cast("B")
     try:
         _write(disk, temp, blob)
@@ -161,9 +172,9 @@ def make_file(disk: Disk, path: Path, data: Blob) -> None:
                 raise
             _write_new(disk, path, blob)
     except OSError:
-        _discard(disk, temp)
+        abandon(disk, temp)
         raise
-    _discard(disk, temp)
+    abandon(disk, temp)
 
 
 def _write_new(disk: Disk, path: Path, blob: memoryview) -> None:
@@ -172,24 +183,14 @@ def _write_new(disk: Disk, path: Path, blob: memoryview) -> None:
     except FileExistsError:
         raise
     except OSError:
-        _discard(disk, path)
+        abandon(disk, path)
         raise
 
 
-def _require_new(disk: Disk, root: Path, name: str) -> None:
-    with reporting("list the snapshots", root):
-        names = disk.names(root)
-    if name in names:
-        raise StorageError(
-            f"snapshot {name} is in {root} already, and a snapshot is never overwritten",
-            "move it away; a new run numbers its attempts from what it finds",
-        )
-
-
 def _write(disk: Disk, path: Path, blob: memoryview, sync: bool = True) -> FileEntry:
-    """Writes and syncs a new file; its size and digest."""
+    """Write and sync a new file; return its size and digest."""
     digest = hashlib.sha256()
-    with contextlib.closing(disk.create(path)) as file:
+    with closing(disk.create(path)) as file:
         for start in range(0, blob.nbytes, CHUNK):
             chunk = blob[start : start + CHUNK]
             digest.update(chunk)
@@ -203,21 +204,20 @@ _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
 
 
 def _publish(disk: Disk, temp: Path, target: Path, manifest: bytes) -> None:
-    """Gives a snapshot its name. An error of the rename counts for nothing if the directory of that name holds the very
-    manifest that was written, and the one it was written to is gone (`disk.rename`). StorageError if another run's has
-    taken the name meanwhile."""
+    """Give a snapshot its name. Ignore an error of the rename if the directory of that name holds the manifest that was just written,
+    and the temporary one is gone (`disk.rename`). StorageError if another run's snapshot has taken the name meanwhile."""
     try:
         disk.rename(temp, target)
     except OSError as error:
-        found: bytes | None = None
-        with contextlib.suppress(OSError):
+        stored: bytes | None = None
+        with suppress(OSError):
             if target.name in disk.names(target.parent):
-                found = b""
-                found = disk.read(target / MANIFEST, len(manifest))
-        if found == manifest and was_renamed(disk, temp, target):
+                stored = b""
+                stored = disk.read(target / MANIFEST, len(manifest))
+        if stored == manifest and was_renamed(disk, temp, target):
             return
-        # A manifest that can't be read says nothing, unless there being one is what the rename failed for.
-        if found is None or (not found and error.errno not in _TAKEN):
+        # An unreadable manifest says nothing, unless the rename failed because the name is taken.
+        if stored is None or (not stored and error.errno not in _TAKEN):
             raise error from None
         raise _of_another_run(target.name, target.parent) from error
 
@@ -225,30 +225,11 @@ def _publish(disk: Disk, temp: Path, target: Path, manifest: bytes) -> None:
 def _of_another_run(name: str, root: Path) -> StorageError:
     return StorageError(
         f"snapshot {name} in {root} was written by another run at the same time",
-        "see that only one run uses the folder: its file system doesn't keep locks",
+        "make sure that only one run uses the folder: its file system doesn't keep locks",
     )
 
 
-def _look_again(disk: Disk, out: Path, written: Manifest) -> SnapshotRef:
-    """The ref of a snapshot whose manifest and sizes read back as they were written; StorageError otherwise."""
-    ref = written.ref()
-    try:
-        found = inspect(disk, out, ref.name)
-    except Damaged as error:
-        raise not_as_written(error) from error
-    if found.ref() != ref:
-        raise _of_another_run(ref.name, snapshots_folder(out))
-    return ref
-
-
-def _free(disk: Disk, root: Path) -> int | None:
-    try:
-        return disk.free(root)
-    except OSError:
-        return None  # the error being reported is the one that counts
-
-
-def _discard(disk: Disk, temp: Path) -> None:
-    """Deletes what was started, as far as the disk lets it; `sweep` deletes the rest."""
-    with contextlib.suppress(OSError):
+def abandon(disk: Disk, temp: Path) -> None:
+    """Delete what was started, as far as the disk allows; `sweep` deletes the rest."""
+    with suppress(OSError):
         delete(disk, temp)

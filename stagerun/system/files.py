@@ -1,4 +1,4 @@
-"""Files and folders: written whole, put on the disk, on which file system, and whose they are; and what to do when the system refuses."""
+"""Files and folders: atomic writes, syncing, file systems, owners, and hints for errors of the system."""
 
 import contextlib
 import errno
@@ -15,43 +15,43 @@ _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 _FEW_INODES = 32
 
-_OTHER = "check the disk and its server; the same command goes on"
+_OTHER = "check the disk and its server; the same command resumes"
 _HINTS = {
-    errno.ENOSPC: "free some space there; the same command goes on",
-    errno.EDQUOT: "your quota is used up: free some space there; the same command goes on",
-    errno.EFBIG: "no file may be so large there: see `ulimit -f`, or give a folder on another file system",
-    errno.EROFS: "that file system can only be read: give a folder on another one",
-    errno.ENOENT: "no folder can be made there: give another one",
-    errno.ENOTDIR: "a part of that path is a file: give another folder",
-    errno.ENAMETOOLONG: "give a shorter name",
-    errno.ELOOP: "a link in that path leads back to itself: give another folder",
-    errno.EMFILE: "raise the limit on open files (`ulimit -n`); the same command goes on",
+    errno.ENOSPC: "free some space; the same command resumes",
+    errno.EDQUOT: "your quota is used up: free some space; the same command resumes",
+    errno.EFBIG: "the file is too large: see `ulimit -f`, or choose a folder on another file system",
+    errno.EROFS: "the file system is read-only: choose a folder on another one",
+    errno.ENOENT: "the folder can't be made: choose another one",
+    errno.ENOTDIR: "a part of the path is a file: choose another folder",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ELOOP: "a link in the path leads to itself: choose another folder",
+    errno.EMFILE: "raise the limit on open files (`ulimit -n`); the same command resumes",
 }
 
 
 def why(error: OSError, path: Path) -> str:
-    """What the system says of `path`, in its words; a file system may have room for bytes and none for another file."""
+    """Return the system's text for an error, with the number of inodes if these are used up."""
     text = error.strerror or str(error)
     if error.errno == errno.ENOSPC:
         with contextlib.suppress(OSError):
-            found = os.statvfs(path)
-            if found.f_files and found.f_favail < _FEW_INODES:  # what failed may have given its own back
-                text += f": {found.f_favail} of {found.f_files:,} inodes are left for new files"
+            system = os.statvfs(path)
+            if system.f_files and system.f_favail < _FEW_INODES:  # the failed file may have released its inode
+                text += f": {system.f_favail} of {system.f_files:,} inodes are left for new files"
     return text
 
 
 def hint_for(error: Exception) -> str:
-    """What to do about a file that can't be written: an OSError, or lmdb's error."""
+    """Return a hint for a failed write: an OSError, or lmdb's error."""
     if isinstance(error, OSError):
         return _HINTS.get(error.errno or 0, _OTHER)
-    # The binding keeps no number: the system's own words stand at the end of its text.
+    # lmdb's errors have no number; their text ends with the system's.
     return next((hint for number, hint in _HINTS.items() if os.strerror(number) in str(error)), _OTHER)
 
 
 def write_whole(path: Path, data: bytes, sync: bool = True, aside: Path | None = None) -> None:
-    """Writes a file, over an old one if there is one: readers see the old bytes or the new. With `sync` they are on the disk, under this
-    name, when it returns. `aside`: what it is called until then, where someone clears away what a killed process leaves. OSError."""
-    # A name of its own for each call: a handler that ends a process may interrupt it while it writes the same file.
+    """Write or replace a file: readers see the old bytes or the new. With `sync` it is on the disk, under its name, on return. `aside`: its
+    temporary name, if another process cleans up after a kill. OSError."""
+    # A unique name: a handler that ends the process may interrupt a write of the same file.
     aside = aside or path.with_name(f".{path.name}-{os.getpid()}-{time.monotonic_ns()}")
     try:
         with open(aside, "wb") as file:
@@ -62,7 +62,7 @@ def write_whole(path: Path, data: bytes, sync: bool = True, aside: Path | None =
         try:
             aside.rename(path)
         except FileNotFoundError:
-            # NFS sends a request again when the answer is lost, and the second one doesn't find what the first one has renamed.
+            # NFS repeats a request after a lost answer, and the repeated rename misses the file.
             if aside.exists() or path.read_bytes() != data:
                 raise
     except BaseException:
@@ -75,7 +75,7 @@ def write_whole(path: Path, data: bytes, sync: bool = True, aside: Path | None =
 
 @contextlib.contextmanager
 def writing(file: str | Path, hint: str = "") -> Iterator[None]:
-    """PermissionDenied or StorageError, which name the file, for what goes wrong inside."""
+    """Turn an OSError inside into PermissionDenied or StorageError, which name the file."""
     try:
         yield
     except PermissionError as error:
@@ -85,64 +85,58 @@ def writing(file: str | Path, hint: str = "") -> Iterator[None]:
 
 
 def require_writable(file: str | Path) -> None:
-    """Before the work whose result goes there. What it holds stays: should the work come to nothing, that is better than nothing.
-    PermissionDenied, StorageError."""
+    """Check, before the work, that its result can be written; an existing file keeps its content. PermissionDenied, StorageError."""
     with writing(file):
         open(file, "ab").close()
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """A file that the user asked for, old bytes or new; its folder is made. PermissionDenied, StorageError."""
-    with writing(path, "choose another place with --output"):
+    """Write a file for the user, atomically; its folder is made. PermissionDenied, StorageError."""
+    with writing(path, "choose another file with --output"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, data)
 
 
 def upward(folder: str) -> Iterator[str]:
-    """The folders above one, given as an absolute path, the nearest first."""
+    """Yield the folders above an absolute path, the nearest first."""
     while folder != (folder := os.path.dirname(folder)):
         yield folder
 
 
 def sync_folder(folder: Path) -> None:
-    """Puts a folder's list of names on the disk, so that a rename or a new file in it outlives a power cut. OSError."""
+    """Sync a folder's list of names, so that a rename or new file outlives a power cut. OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
     except OSError as error:
-        # Some network file systems don't have this call for folders, and say so with EINVAL. No write has failed, and to
-        # refuse would leave a run there without any snapshot.
+        # Some network file systems lack this call for folders (EINVAL). No write has failed, and refusing would leave a run without
+        # snapshots.
         if error.errno != errno.EINVAL:
             raise
     finally:
         os.close(fd)
 
 
-def own_folder(found: os.stat_result) -> bool:
-    """Whether what `lstat` gave is a folder of this user, and not a link to one."""
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-
-
 def private_folder(folder: Path, content: str, instead: str, make: bool = True) -> Path:
-    """`folder`, made with `make`. PermissionDenied where it isn't this user's, or others may write to it: `content`, what is in it, can't be
-    trusted then. `instead`: what else to do. OSError."""
+    """Return `folder`, made with `make`. PermissionDenied if another user owns it or others may write to it, so that its `content` can't be
+    trusted; `instead`: the alternative. OSError."""
     if make:
         folder.mkdir(mode=0o700, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
-        found = folder.lstat()
-        if not own_folder(found):
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
             raise PermissionDenied(f"{folder}: belongs to another user, or is not a folder", f"remove it, or {instead}")
-        if found.st_mode & _OTHERS_MAY_WRITE:
+        if status.st_mode & _OTHERS_MAY_WRITE:
             raise PermissionDenied(
-                f"{folder}: others may write to it (mode {stat.S_IMODE(found.st_mode):04o}), so its {content} can't be trusted",
-                f"`chmod 700 {folder}` if no one did, or remove it: its {content} are made again",
+                f"{folder}: others may write to it (mode {stat.S_IMODE(status.st_mode):04o}), so its {content} can't be trusted",
+                f"`chmod 700 {folder}` if its {content} are yours, or remove it: they are made again",
             )
     return folder
 
 
 def open_shared(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Return a descriptor of a file in a folder that others may write to. OSError for a link, which another user may have put there to have
-    something else read or written, and for what is no regular file: opening a FIFO would wait for its other end."""
+    """Return a descriptor of a file in a folder that others may write to. OSError for a link, by which another user may redirect the
+    access, and unless it is a regular file: opening a FIFO would block."""
     try:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
@@ -158,8 +152,8 @@ def open_shared(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 class LineFile:
-    """A file of lines in a folder that others may write to, which is only appended to. A kill or a full disk cuts short at most the newest line,
-    and the next one starts on a line of its own. OSError."""
+    """An append-only file of lines in a folder that others may write to. A kill or a full disk cuts short at most the newest line, and the next
+    one starts on a new line. OSError."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.fdopen(open_shared(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+b", buffering=0)
@@ -171,15 +165,15 @@ class LineFile:
         """Append whole lines with one call."""
         data = b"\n" * self._torn + lines
         self._torn = self._file.write(data) != len(data)
-        if self._torn:  # a disk with room for a part takes that part, and says so
-            raise OSError(errno.ENOSPC, "the disk took a part of a line only")
+        if self._torn:  # a full disk takes a part of the line
+            raise OSError(errno.ENOSPC, "only a part of the line was written")
 
     def close(self) -> None:
         self._file.close()
 
 
 def untrusted_links(folder: Path) -> list[Path]:
-    """Return the links in a folder that are another user's: what is written there would land where they say."""
+    """Return the links in a folder that belong to another user, who would choose where a write ends up."""
     return sorted(
         Path(entry.path)
         for entry in os.scandir(folder)
@@ -188,18 +182,18 @@ def untrusted_links(folder: Path) -> list[Path]:
 
 
 def who_else_writes(folder: Path) -> str:
-    """Return who besides this user may put files into a folder, in words; '' for nobody. OSError."""
-    found = folder.stat()
-    if found.st_uid not in (0, os.geteuid()):
+    """Describe who besides this user may put files into a folder; '' if only this user may. OSError."""
+    status = folder.stat()
+    if status.st_uid not in (0, os.geteuid()):
         return "another user owns it"
-    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-        return f"every user may write to it (mode {stat.S_IMODE(found.st_mode):04o})"
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+        return f"every user may write to it (mode {stat.S_IMODE(status.st_mode):04o})"
     return ""
 
 
 def open_lock(path: Path) -> int:
-    """A descriptor of a lock file, which is made where there is none. flock(2) needs no more than a descriptor to read, so the file is for
-    its owner alone, and for those who may write to its folder as its group. OSError."""
+    """Open a lock file, made if missing. flock(2) needs only a readable descriptor, so the file is private to its owner, and to the group that
+    may write to its folder. OSError."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     folder = os.stat(path.parent)
     shared = folder.st_mode & stat.S_IWGRP
@@ -208,25 +202,25 @@ def open_lock(path: Path) -> int:
             os.fchown(fd, -1, folder.st_gid)
     if not shared or os.fstat(fd).st_gid == folder.st_gid:
         with contextlib.suppress(OSError):
-            os.fchmod(fd, 0o660 if shared else 0o600)  # one of a version before had other modes
+            os.fchmod(fd, 0o660 if shared else 0o600)  # earlier versions set other modes
     return fd
 
 
-# As the kernel names them. Nothing is claimed of any other (nfs, lustre, gpfs, beegfs, ceph, fuse of any kind ...).
+# Kernel names of local file systems; all others (nfs, lustre, gpfs, beegfs, ceph, fuse ...) may be shared.
 LOCAL = frozenset(
     {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs"}
 )
 
 
 def local_kind(path: Path, mounts: Iterable[tuple[str, str]] | None = None) -> str:
-    """The kind of file system that `path` is, or would be made, on, where it is a host's own; '' where it isn't, or can't be known."""
+    """Return the kind of the local file system of `path`, which need not exist; '' for a shared or unknown one."""
     kind = mounted(path, mounts)
     return kind if kind in LOCAL else ""
 
 
 def mounted(path: Path, mounts: Iterable[tuple[str, str]] | None = None) -> str:
-    """The kind of file system that `path` is, or would be made, on; '' where that can't be known. `mounts`: by place, in the order in which they
-    were made."""
+    """Return the kind of the file system of `path`, which need not exist; '' if unknown. `mounts`: mount points with kinds, in the order of
+    mounting."""
     if mounts is None:
         import psutil  # as in `system.host`
 
@@ -237,12 +231,12 @@ def mounted(path: Path, mounts: Iterable[tuple[str, str]] | None = None) -> str:
     real = os.path.realpath(path)
     above = [(len(at), kind) for at, kind in mounts if real == at or real.startswith(at.rstrip("/") + "/")]
     deepest = max((depth for depth, _ in above), default=0)
-    # Of two at one place the later one covers the other.
+    # A later mount covers an earlier one at the same point.
     return next((kind for depth, kind in reversed(above) if depth == deepest), "")
 
 
 def mapped(path: Path) -> memoryview:
-    """The file's bytes where they lie. They are given back when nothing looks into them any more. OSError."""
+    """Map the file's bytes, unmapped with the last reference. OSError."""
     with open(path, "rb") as file:
         if not os.fstat(file.fileno()).st_size:
             return memoryview(b"")

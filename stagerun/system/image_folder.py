@@ -1,9 +1,8 @@
-"""A folder of class folders, looked at without opening an image and without numpy: `check` and `plan` ask, too.
+"""The list of images in a folder of class folders. Opens no image and needs no numpy: `check` and `plan` use it.
 
-Class folders sorted by name are labels 0, 1, ...; within a class, folders sorted by path, files sorted by name. Hidden
-files and folders are left out. Links to files and folders are followed, but for those that lead back to where they are.
-What has an image's name and is not a folder is an image, also a link that leads nowhere, or a pipe: reading it says what it is.
-Files of other names are no images, nor is what lies beside the class folders; `Listed.ignored` has them.
+Class folders sorted by name are labels 0, 1, ...; within a class, folders are sorted by path, files by name. Hidden files and folders are
+skipped. Links are followed, except to a folder above. Everything with an image's name that isn't a folder counts as an image, even a broken
+link or a pipe: reading it reports the error. `Listed.ignored` has all other files, and files outside of class folders.
 """
 
 import errno
@@ -16,7 +15,7 @@ from typing import NamedTuple, NoReturn
 from stagerun.base.errors import DataError, PermissionDenied, StorageError, UsageError, listing
 from stagerun.base.text import count
 
-# In any case of letters. Beside ImageFolder's there are the other two names of JPEGs, and GIF.
+# In upper or lower case. ImageFolder's, two more of JPEG, and GIF.
 IMAGE_SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif",
 )  # fmt: skip
@@ -50,7 +49,7 @@ class Seen(NamedTuple):
 
 
 def is_class_folder(path: str) -> bool:
-    """Whether a `source` is one, and not an LMDB. Not where that can't be seen: whoever opens it reports why."""
+    """Return whether a `source` is a folder of class folders, and not an LMDB. False if unreadable: opening it reports why."""
     try:
         if os.path.exists(os.path.join(path, "data.mdb")):
             return False
@@ -61,8 +60,8 @@ def is_class_folder(path: str) -> bool:
 
 
 def listed(root: str, most: int | None = None) -> Listed:
-    """DataError if there are no class folders, one of them has no images, or more files lie beside them than images in them; UsageError as in
-    `check_classes`. DataError as soon as there are more than `most` images: no folder after that is read."""
+    """List the images. DataError without class folders, for one without images, for more files outside of them than images inside, and, before
+    the next folder is read, for more than `most` images; UsageError as in `check_classes`."""
     folders = class_folders(root)
     try:
         names: list[str] = []
@@ -78,7 +77,7 @@ def listed(root: str, most: int | None = None) -> Listed:
                     f"make an LMDB of it, and name that: stagerun data import {root} LMDB",
                 )
             counts.append(len(names) - before)
-        beside = sorted(entry.name for entry in os.scandir(root) if not is_folder(entry) and entry.name[0] != ".")
+        outside = sorted(entry.name for entry in os.scandir(root) if not is_folder(entry) and entry.name[0] != ".")
     except OSError as error:
         can_not_open(error.filename or root, error)
     check_classes(root, folders, names)
@@ -88,37 +87,37 @@ def listed(root: str, most: int | None = None) -> Listed:
             f"{root}: no images in the class folder{'s' if len(empty) > 1 else ''} {shown}",
             f"remove what is not a class; images end in {', '.join(IMAGE_SUFFIXES)}",
         )
-    if len(beside) > len(names):
-        shown = ", ".join(beside[:3]) + ", ..." * (len(beside) > 3)
+    if len(outside) > len(names):
+        shown = ", ".join(outside[:3]) + ", ..." * (len(outside) > 3)
         raise DataError(
-            f"{root}: {count(len(beside), 'file')} lie beside the class folders ({shown}), and {count(len(names), 'image')} in them",
+            f"{root}: {count(len(outside), 'file')} outside of the class folders ({shown}), and {count(len(names), 'image')} in them",
             "put the images of each class into a folder of its own, or give a list of `path label` lines; move other files elsewhere",
         )
-    return Listed(root, folders, tuple(counts), tuple(names), (*beside, *ignored))
+    return Listed(root, folders, tuple(counts), tuple(names), (*outside, *ignored))
 
 
 def class_folders(root: str) -> tuple[str, ...]:
-    """The classes, which need no images here. Errors as in `listed`."""
+    """Return the class folders, even without images. Errors as in `listed`."""
     try:
         with os.scandir(root) as entries:
-            found = sorted(entry.name for entry in entries if entry.name[0] != "." and is_folder(entry))
+            names = sorted(entry.name for entry in entries if entry.name[0] != "." and is_folder(entry))
     except OSError as error:
         can_not_open(error.filename or root, error)
-    check_classes(root, found)
-    return tuple(found)
+    check_classes(root, names)
+    return tuple(names)
 
 
 def small(root: str) -> Listed:
-    """`listed`, of a folder that a schedule names, with MOST images."""
+    """Return `listed` of a schedule's source, which may have MOST images."""
     return listed(root, MOST)
 
 
-def seen(found: Listed) -> Seen:
-    """Sizes and times of the images, none of which is opened. One that can't be asked counts as without: reading it says why."""
+def seen(images: Listed) -> Seen:
+    """Digest sizes and times of the images. An unreadable one counts without: reading it reports why."""
     files, state, total = hashlib.sha256(), hashlib.sha256(), 0
-    for name in found.names:
+    for name in images.names:
         try:
-            status = os.stat(os.path.join(found.root, name))
+            status = os.stat(os.path.join(images.root, name))
             size, changed = status.st_size, status.st_mtime_ns
         except OSError:
             size = changed = -1
@@ -130,14 +129,14 @@ def seen(found: Listed) -> Seen:
 
 
 def check_classes(root: str, classes: Sequence[str], names: Iterable[str] = ()) -> None:
-    """DataError without classes. UsageError where the folders are sets (`train` and `val`) and not classes, or where by the images' `names`
-    the class folders lie a folder further down."""
+    """DataError without classes. UsageError if the folders are sets (`train` and `val`), or if the class folders are one level further down
+    by the images' `names`."""
     if not classes:
         raise DataError(f"{root}: no class folders in it", "give a folder with one folder of images per class")
     words = {name: name.lower() for name in classes}
     sets = [name for name, word in words.items() if word in {"train", "training", *_HELD_OUT}]
     held_out = [name for name in sets if words[name] in _HELD_OUT]
-    # One of these names may be that of a class: CIFAR-100 has trains.
+    # One of these names may be a class: CIFAR-100 has trains.
     if len(sets) == len(classes) or (held_out and len(sets) > 1):
         are = "its folders are" if len(sets) == len(classes) else "among its folders are"
         raise UsageError(f"{root}: {are} {listing(sets, 'and')}, which are not classes", _each(root, sets))
@@ -147,47 +146,48 @@ def check_classes(root: str, classes: Sequence[str], names: Iterable[str] = ()) 
         inner[first][below[0] if below else ""] = None
     if repeated := [name for name, below in inner.items() if (set(below) & set(classes)) - {name}]:
         raise UsageError(
-            f"{root}: the folder {repeated[0]} holds folders named as others beside it: {listing(tuple(inner[repeated[0]])[:4], 'and')}",
+            f"{root}: the folder {repeated[0]} holds folders with names of its siblings: {listing(tuple(inner[repeated[0]])[:4], 'and')}",
             f"{_each(root, repeated)}, or move {repeated[0]} elsewhere",
         )
-    own = tuple(inner[classes[0]])
-    if len(classes) == 1 and len(own) > 1 and "" not in own:
+    below_it = tuple(inner[classes[0]])
+    if len(classes) == 1 and len(below_it) > 1 and "" not in below_it:
         raise UsageError(
-            f"{root}: its one folder, {classes[0]}, holds only folders: {listing(own[:4], 'and')}", _each(root, classes)
+            f"{root}: its one folder, {classes[0]}, holds only folders: {listing(below_it[:4], 'and')}",
+            _each(root, classes),
         )
 
 
 def _each(root: str, folders: Sequence[str]) -> str:
     if not os.path.isdir(root):
-        return f"unpack it, and import {listing(folders, 'and')} by themselves"
+        return f"unpack it, and import {listing(folders, 'and')} separately"
     commands = [f"stagerun data import {os.path.join(root, name)} LMDB_{name.upper()}" for name in folders[:4]]
     return f"give one of them at a time: {listing(commands, 'and')}"
 
 
 def files_below(root: str, folder: str) -> Iterator[str]:
-    """Paths relative to root, POSIX, of all that is not a folder and not hidden. OSError if a folder can't be read."""
-    for place in sorted(_folders(root, folder, ())):
-        entries = os.scandir(os.path.join(root, place))
+    """Yield POSIX paths relative to root of all visible files. OSError for an unreadable folder."""
+    for path in sorted(_folders(root, folder, ())):
+        entries = os.scandir(os.path.join(root, path))
         yield from (
-            f"{place}/{name}" for name in sorted(e.name for e in entries if e.name[0] != "." and not is_folder(e))
+            f"{path}/{name}" for name in sorted(e.name for e in entries if e.name[0] != "." and not is_folder(e))
         )
 
 
 def is_folder(entry: "os.DirEntry[str]") -> bool:
-    """Or a link to one. OSError if that can't be known."""
+    """Return whether an entry is a folder, or a link to one. OSError if unknown."""
     try:
         return entry.is_dir()
     except OSError as error:
-        # A link to itself, or through a file: as one to a name that isn't there, for which `is_dir` says False by itself.
+        # A link to itself, or through a file, is a broken link, for which `is_dir` returns False.
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG):
             return False
         raise
 
 
 def _folders(root: str, folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
-    """The folder and all below it; `above` are those that it is in, by device and inode: a link to one is a loop."""
-    found = os.stat(os.path.join(root, folder))
-    here = (found.st_dev, found.st_ino)
+    """Yield the folder and all below it; `above`: its ancestors, by device and inode, to which a link would be a loop."""
+    status = os.stat(os.path.join(root, folder))
+    here = (status.st_dev, status.st_ino)
     if here in above:
         return
     yield folder
@@ -197,11 +197,11 @@ def _folders(root: str, folder: str, above: tuple[tuple[int, int], ...]) -> Iter
 
 
 def can_not_open(path: str, error: OSError) -> NoReturn:
-    """The error for a path that the user named."""
+    """Raise the error for an unreadable path of the user."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         raise DataError(f"{path}: no such file or folder", "check the name") from None
     if isinstance(error, IsADirectoryError):
-        raise DataError(f"{path}: is a folder, not a file", "give the file in it") from None
+        raise DataError(f"{path}: is a folder, not a file", "name the file in it") from None
     if isinstance(error, PermissionError):
         raise PermissionDenied(f"{path}: may not be read", "ask its owner, or copy it") from None
     raise StorageError(f"{path}: can't be read: {error.strerror}", "check the disk") from None

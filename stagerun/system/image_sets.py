@@ -1,4 +1,4 @@
-"""Which images an LMDB holds, as far as a few reads say, however large it is: by its side file, else by a sample. Without numpy: `plan` asks."""
+"""The set of images in an LMDB of any size, by a few reads: of its side file, else of a sample. Without numpy, for `plan`."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from stagerun.system.lmdb_file import BY_SCHEDULE, LmdbFile, reading
 if TYPE_CHECKING:
     from stagerun.base.recipe import Schedule, Source, Stage
 
-# What is known of the LMDB beforehand: `data.index` reads and writes it.
+# Facts about the LMDB, which `data.index` reads and writes.
 SIDE_FILE = "stagerun-index.safetensors"
 _LARGEST_HEADER = 1 << 26
 
@@ -26,19 +26,18 @@ _SAMPLES = 32
 _LARGEST_VALUE = 1 << 20  # bytes of a record that are looked at
 
 
-# -- What the side file says. One that can't be read, or is of another state of the LMDB, is as good as none here: whoever opens the LMDB to
-# read it reports what is wrong.
+# -- The side file. An unreadable or outdated one counts as missing here: opening the LMDB reports the error.
 
 _Arrays = list["array[int]"]
 _NOTHING: tuple[Mapping[str, Any], _Arrays] = {}, []
 
 
 def known(folder: str, *names: str, most: int | None = None) -> tuple[Mapping[str, Any], _Arrays]:
-    """`data.index.Facts` as the JSON in the side file's header, which is before its arrays (106 MB for ILSVRC12); and the first `most`
-    numbers, or all, of the arrays of int32 with these names. Empty where they aren't known."""
+    """Return `data.index.Facts` as JSON from the side file's header, without reading its arrays (106 MB for ILSVRC12); and the first `most`
+    numbers, or all, of the arrays of int32 with these names. Empty if unknown."""
     with suppress(StagerunError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         lmdb, file = LmdbFile(folder), Path(folder) / SIDE_FILE
-        if not file.is_file():  # to open a FIFO would wait for a writer
+        if not file.is_file():  # opening a FIFO would block
             return _NOTHING
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
@@ -57,7 +56,7 @@ def known(folder: str, *names: str, most: int | None = None) -> tuple[Mapping[st
 
 
 def class_names(folder: str) -> tuple[str, ...]:
-    """The classes that the side file, or class folders, name, by label; () where they aren't known, or the LMDB is missing."""
+    """Return the names of classes by label, of the side file or class folders; () if unknown, or without the LMDB."""
     if is_class_folder(folder):
         with suppress(StagerunError):
             return class_folders(folder)
@@ -66,8 +65,8 @@ def class_names(folder: str) -> tuple[str, ...]:
 
 
 def class_sizes(folder: str, classes: int, ignored: int | None = None) -> tuple[int, ...]:
-    """How many records have the labels 0 .. classes-1, as the side file says; () where that is not known, or there are other labels. Those of
-    the `ignored` label are of no class."""
+    """Return the number of records of each label 0 .. classes-1, by the side file; () if unknown, or with other labels. Records of the `ignored`
+    label don't count."""
     facts, labels = known(folder, "labels")
     counted: Counter[int | None] = Counter(*labels)
     counted.pop(-1, None)  # records without one
@@ -76,26 +75,26 @@ def class_sizes(folder: str, classes: int, ignored: int | None = None) -> tuple[
     return tuple(counted[label] for label in range(classes)) if usable else ()
 
 
-# -- Which images it holds, as a short text that is compared between process lives.
+# -- The set of images, as a short text that is compared between process lives.
 
 
 def with_sets(schedule: "Schedule", ignored: Callable[["Stage"], int | None]) -> "Schedule":
-    """The schedule with what `set_of` says of its LMDBs, as far as they are on this machine (`recipe.Schedule.sets`, and `class_sizes`
-    where a stage's sampling depends on them). `ignored`: the label that counts for nothing when a stage is trained."""
-    found = {source.path: _set_of_source(schedule, source) for source in schedule.sources}
+    """Return the schedule with `set_of` its LMDBs on this machine (`recipe.Schedule.sets`), and `class_sizes` where a stage's sampling depends
+    on them. `ignored`: the label that a stage's training ignores."""
+    texts = {source.path: _set_of_source(schedule, source) for source in schedule.sources}
     sampled = [stage for stage in schedule.stages if stage.solver.sampling.value != "UNIFORM"]
-    asked = {s.name: (s.data.train.path, s.model.num_classes, ignored(s)) for s in sampled}
-    sizes = {one: _class_sizes(schedule, *one) for one in asked.values()}
+    sampled_by = {s.name: (s.data.train.path, s.model.num_classes, ignored(s)) for s in sampled}
+    sizes = {one: _class_sizes(schedule, *one) for one in sampled_by.values()}
     return replace(
         schedule,
-        sets={path: text for path, text in found.items() if text},
-        class_sizes={name: sizes[one] for name, one in asked.items()},
+        sets={path: text for path, text in texts.items() if text},
+        class_sizes={name: sizes[one] for name, one in sampled_by.items()},
     )
 
 
 def _set_of_source(schedule: "Schedule", source: "Source") -> str:
-    """`set_of` its LMDB. Of class folders also `folder`, over the names and sizes of their images: that is known before they are imported,
-    and afterwards `index`, over every byte, decides."""
+    """Return `set_of` a source's LMDB; for class folders with `folder`, over names and sizes of images, which exists before the import.
+    Afterwards `index`, over every byte, decides."""
     made, text = schedule.imports.get(source.path), set_of(schedule.lmdb(source))
     if made is None:
         return text
@@ -111,13 +110,12 @@ def _class_sizes(schedule: "Schedule", path: str, classes: int, ignored: int | N
 
 
 def set_of(folder: str) -> str:
-    """`60000 records, sample 0123456789abcdef, index 0123456789abcdef`: the images in the LMDB in `folder`; '' where they can't be read,
-    which is reported when they are opened. To be compared by `snapshots.same_set`.
+    """Return `60000 records, sample 0123456789abcdef, index 0123456789abcdef` for the LMDB in `folder`, to be compared by `snapshots.same_set`;
+    '' if unreadable, which opening it reports.
 
-    `index` is the fingerprint in the side file, over every key and record; without a side file it is missing. `sample` covers the
-    number of records and 32 of them, key and value, at even distances in the tree of pages: it needs no walk over all of that, but it is
-    that of the same records in another tree only if that was filled in the same order. Of a prepared copy it is what it was prepared
-    from: the pixels are the same.
+    `index` is the side file's fingerprint over every key and record, if any. `sample` covers the number of records and 32 of them, key and
+    value, at even distances in the tree of pages, without a walk over all; the same records in another tree have the same sample only if it
+    was filled in the same order. A prepared copy has the text of its original: the pixels are the same.
     """
     with suppress(StagerunError, OSError):
         lmdb, (facts, _) = LmdbFile(folder), known(folder)
@@ -127,28 +125,27 @@ def set_of(folder: str) -> str:
         digest = hashlib.sha256(b"%d" % records)
         for n in range(_SAMPLES):
             record = lmdb.record_at(n / (_SAMPLES - 1))
-            said = b"%d %d " % (len(record.key), record.length) + record.key + lmdb.value(record, _LARGEST_VALUE)
-            digest.update(hashlib.sha256(said).digest())
+            described = b"%d %d " % (len(record.key), record.length) + record.key + lmdb.value(record, _LARGEST_VALUE)
+            digest.update(hashlib.sha256(described).digest())
         index = f", index {str(facts['fingerprint'])[:16]}" if facts else ""
         return f"{records} records, sample {digest.hexdigest()[:16]}{index}"
     return ""
 
 
 def first_value(folder: str) -> bytes:
-    """The value of the first record, 1 MB of it at most. Errors as of `LmdbFile.records`."""
+    """Return the first record's value, at most 1 MB of it. Errors as in `LmdbFile.records`."""
     lmdb = LmdbFile(folder)
     with reading(lmdb.file):
         return lmdb.value(lmdb.record_at(0), _LARGEST_VALUE)
 
 
-# -- Enough to see that two hosts have different ones.
+# -- Differences between two hosts.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glance:
-    """`size` of data.mdb, bytes. `fingerprint` is that of the side file, '' without one, or where that is of another state of the LMDB.
-    `ends`: a digest of data.mdb's first and last MB, in hex. Copies of one file are alike in all; LMDBs made separately of the same
-    records in `records` and `fingerprint` alone."""
+    """`size`: bytes of data.mdb. `fingerprint`: of the side file, '' without a valid one. `ends`: a digest of data.mdb's first and last MB, in
+    hex. Copies of one file agree in all; LMDBs made separately of the same records only in `records` and `fingerprint`."""
 
     records: int
     size: int
@@ -157,7 +154,7 @@ class Glance:
 
 
 def glance(folder: str) -> Glance:
-    """Errors as in `check_file`."""
+    """Summarise an LMDB. Errors as in `check_file`."""
     lmdb = LmdbFile(folder, BY_SCHEDULE)
     with reading(lmdb.file):
         ends = hashlib.blake2b(lmdb.ends(), digest_size=16).hexdigest()

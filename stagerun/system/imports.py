@@ -1,5 +1,5 @@
-"""Where the LMDB of a `source` lies that is a folder of class folders: below `scratch`, or below OUT/data, under a name that says which state
-of which folder it is. Nothing is made here; `data.importing.first_use` does that."""
+"""Paths of the LMDBs that class folders named by `source` are imported to: below `scratch`, or OUT/data, named by the folder and its state.
+`data.importing.first_use` makes them."""
 
 import hashlib
 import os
@@ -16,43 +16,43 @@ if TYPE_CHECKING:
     from stagerun.base.recipe import Schedule
 
 FOLDER = "data"  # in OUT
-REPORT = "stagerun-import.txt"  # of an import, beside its records
-COPY = "stagerun-copy.json"  # in scratch, of what is or will be a copy: what `data.scratch` knows it by
+REPORT = "stagerun-import.txt"  # of an import, in its LMDB's folder
+COPY = "stagerun-copy.json"  # in scratch: identifies a finished or unfinished copy for `data.scratch`
 
 
 def scratch_home(scratch: str) -> Path:
-    """The folder in a `scratch` folder that is this user's."""
+    """Return this user's folder in a `scratch` folder."""
     return Path(scratch) / f"stagerun-{os.getuid()}"
 
 
 def with_imports(schedule: "Schedule", out: str | os.PathLike[str]) -> "Schedule":
-    """The schedule with an `Import` for each `source` that is a folder of class folders on this machine. One that can't be used has none:
-    `language.look_at_folders` says why. Those that the schedule has already stay."""
-    found: dict[str, Import] = {}
+    """Return the schedule with an `Import` for each `source` of class folders on this machine, except for unusable ones, which
+    `language.look_at_folders` reports. Existing ones stay."""
+    imports: dict[str, Import] = {}
     for source in schedule.sources:
         if source.path not in schedule.imports and is_class_folder(source.path):
             with suppress(StagerunError):
-                found[source.path] = import_of(small(source.path), schedule.data.scratch, out)
-    return replace(schedule, imports={**schedule.imports, **found}) if found else schedule
+                imports[source.path] = import_of(small(source.path), schedule.data.scratch, out)
+    return replace(schedule, imports={**schedule.imports, **imports}) if imports else schedule
 
 
-def import_of(found: Listed, scratch: str | None, out: str | os.PathLike[str]) -> Import:
-    """What the images become, in `scratch` or, without one, in the output folder `out`."""
-    state = seen(found)
-    real = os.path.realpath(found.root)
-    if scratch is not None:  # as copies are named
+def import_of(images: Listed, scratch: str | None, out: str | os.PathLike[str]) -> Import:
+    """Return the import of these images into `scratch` or, without it, into the output folder `out`."""
+    state = seen(images)
+    real = os.path.realpath(images.root)
+    if scratch is not None:  # named like copies
         named = hashlib.sha256(f"import\0{real}\0{state.state}".encode(errors="surrogateescape")).hexdigest()
         lmdb = scratch_home(scratch) / named
     else:
         folder = hashlib.sha256(real.encode(errors="surrogateescape")).hexdigest()[:8]
-        place = Path(os.path.abspath(out)) / FOLDER
-        place = place.resolve() if place.is_symlink() else place  # of a stage that is trained beside others
-        lmdb = place / f"{os.path.basename(real)}-{folder}-{state.state[:16]}"
+        parent = Path(os.path.abspath(out)) / FOLDER
+        parent = parent.resolve() if parent.is_symlink() else parent  # a stage of parallel training
+        lmdb = parent / f"{os.path.basename(real)}-{folder}-{state.state[:16]}"
     return Import(
         lmdb=str(lmdb),
         in_scratch=scratch is not None,
-        classes=found.classes,
-        counts=found.counts,
+        classes=images.classes,
+        counts=images.counts,
         files=state.files,
         state=state.state,
         bytes=state.bytes,
@@ -60,5 +60,5 @@ def import_of(found: Listed, scratch: str | None, out: str | os.PathLike[str]) -
 
 
 def is_there(made: Import) -> bool:
-    """Whether it was imported: the folder gets its name when it is complete."""
+    """Return whether the import is complete: only then the folder gets its name."""
     return os.path.exists(os.path.join(made.lmdb, "data.mdb"))

@@ -1,13 +1,12 @@
-"""The file of an LMDB, data.mdb, read with plain reads: whether it is there and whole, and where its records lie. Without numpy: `plan` asks.
+"""Reads an LMDB's file, data.mdb, with plain reads: its integrity and the positions of its records. Without numpy, for `plan`.
 
-Nothing is mapped, and every number read from the file is checked before it is used: a damaged file, or a page that can't be read, is an
-error and no SIGBUS.
+Nothing is mapped, and every number is checked before its use: a damaged file or an unreadable page is an error and not a SIGBUS.
 
 The layout is that of LMDB 0.9 on a 64-bit little-endian machine (LMDB/lmdb: libraries/liblmdb/mdb.c, MDB_meta, MDB_page, MDB_node). The
 file starts with two meta pages, of which the one with the larger transaction counts. A page starts with its number, a filler, flags, and the
-two ends of its free space; then the places of its nodes, two bytes each. A node is: size of the value (or number of the child page),
-flags, size of the key, key, value. A value that doesn't fit has the number of its first overflow page instead, behind whose header it lies
-in one piece.
+two ends of its free space; then the offsets of its nodes, two bytes each. A node is: size of the value (or number of the child page),
+flags, size of the key, key, value. A value that doesn't fit is replaced by the number of its first overflow page, behind whose header it is
+stored in one piece.
 """
 
 import os
@@ -34,17 +33,17 @@ _NODE = struct.Struct(
 _BRANCH, _LEAF = 0x01, 0x02
 _BIG = 0x01  # a node's flag: the value is in overflow pages
 _NO_PAGE = 2**64 - 1
-_LONGEST_KEY = 511  # LMDB's own limits, as it is built everywhere
+_LONGEST_KEY = 511  # LMDB's default limits
 _DEEPEST = 32
 _ENDS = 1 << 20
 
-# Where the LMDB was named by ...
+# Hints by the origin of the LMDB's name.
 BY_COMMAND = "give the folder of an LMDB, in which its data.mdb is"
 BY_SCHEDULE = "check `source` under `data` in schedule.prototxt"
 
 
 def data_file(path: str, hint: str = BY_COMMAND) -> Path:
-    """The file data.mdb of an LMDB's folder. DataError, with the hint, if either is missing."""
+    """Return the file data.mdb of an LMDB's folder. DataError, with the hint, if either is missing."""
     folder = Path(path)
     with reading(path, hint):  # a name that is too long, or a file server that doesn't answer
         if folder.is_file():
@@ -61,7 +60,7 @@ def data_file(path: str, hint: str = BY_COMMAND) -> Path:
 
 @contextmanager
 def reading(file: Path | str, hint: str = "check the disk or the file server") -> Iterator[None]:
-    """Errors of reading a file of an LMDB: PermissionDenied, DataError."""
+    """Turn errors of reading a file of an LMDB into PermissionDenied or DataError."""
     try:
         yield
     except PermissionError:
@@ -71,13 +70,13 @@ def reading(file: Path | str, hint: str = "check the disk or the file server") -
 
 
 def check_file(path: str) -> int:
-    """Number of records of the LMDB in folder `path`, from its meta pages. DataError unless it is whole."""
+    """Return the number of records of the LMDB in folder `path`, from its meta pages. DataError unless it is complete."""
     return LmdbFile(path).meta.entries
 
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What the file says of itself."""
+    """The newest meta page."""
 
     page_size: int
     flags: int  # of the tree of records
@@ -89,7 +88,7 @@ class Meta:
 
 
 class Record(NamedTuple):
-    """Where the value lies in the file."""
+    """The position of a value in the file."""
 
     offset: int
     length: int
@@ -97,14 +96,14 @@ class Record(NamedTuple):
 
 
 class LmdbFile:
-    """The data.mdb of an LMDB's folder `path`, open for reading as long as it is referred to, also when it is removed. `size`, in bytes, and
-    `changed`, its time of change in nanoseconds, are those of before `meta` was read."""
+    """The data.mdb of an LMDB's folder `path`, open as long as this object exists, even after its removal. `size` in bytes and `changed`, the
+    time of change in nanoseconds, were read before `meta`."""
 
     def __init__(self, path: str, hint: str = BY_COMMAND) -> None:
-        """DataError unless it is there and whole, PermissionDenied. `hint`: what to do if it isn't there."""
+        """Open the file. DataError unless it exists and is complete, PermissionDenied. `hint`: for a missing one."""
         self.path, self.file = path, data_file(path, hint)
         with reading(self.file):
-            self.fd = os.open(self.file, os.O_RDONLY | os.O_NONBLOCK)  # else a FIFO waits for a writer
+            self.fd = os.open(self.file, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would block
             weakref.finalize(self, os.close, self.fd)
             state = os.fstat(self.fd)
             meta = self._newest()
@@ -119,7 +118,7 @@ class LmdbFile:
             )
 
     def is_changed(self) -> bool:
-        """Whether something was committed since it was opened. OSError."""
+        """Return whether there was a commit since the file was opened. OSError."""
         changed = os.fstat(self.fd).st_mtime_ns
         if changed == self.changed:
             return False
@@ -130,49 +129,49 @@ class LmdbFile:
         return False
 
     def ends(self) -> bytes:
-        """The first and the last MB. The first two pages change with every commit. OSError."""
+        """Return the first and the last MB. The first two pages change with every commit. OSError."""
         return os.pread(self.fd, _ENDS, 0) + os.pread(self.fd, _ENDS, max(0, self.size - _ENDS))
 
     def records(self) -> Iterator[Record]:
-        """All records in key order: a second or two for a million. DataError if the file isn't Caffe's (duplicate keys, named databases), or is
-        damaged."""
-        found = 0
+        """Yield all records in key order, a million in a second or two. DataError for a damaged file, or one with duplicate keys or named
+        databases, which Caffe's lack."""
+        count = 0
         for number in self._leaves():
-            page, places = self._page(number, _LEAF)
-            taken = _PAGE.size + 2 * len(places)
-            for at in places:
+            page, offsets = self._page(number, _LEAF)
+            taken = _PAGE.size + 2 * len(offsets)
+            for at in offsets:
                 record, end = self._record(number, page, at)
-                # Where nodes share bytes, one page makes thousands of keys that are as long as the page.
+                # Nodes that share bytes could make thousands of keys as long as a page.
                 taken += end - at
                 if taken > len(page):
                     raise self._damaged("the records of a page overlap")
                 yield record
-            found += len(places)
-            if found > self.meta.entries:
+            count += len(offsets)
+            if count > self.meta.entries:
                 raise self._damaged(f"its header says {self.meta.entries} records, but there are more")
-        if found != self.meta.entries:
-            raise self._damaged(f"its header says {self.meta.entries} records, but there are {found}")
+        if count != self.meta.entries:
+            raise self._damaged(f"its header says {self.meta.entries} records, but there are {count}")
 
-    def record_at(self, place: float) -> Record:
-        """The record at `place`, 0 (the first) to 1 (the last), by the shape of the tree: a read for each of its levels. Errors as of
+    def record_at(self, position: float) -> Record:
+        """Return the record at `position`, 0 (the first) to 1 (the last), by the shape of the tree: one read per level. Errors as in
         `records`."""
         number = self._root()
         for level in range(self.meta.depth):
             is_leaf = level == self.meta.depth - 1
-            page, places = self._page(number, _LEAF if is_leaf else _BRANCH)
-            place *= len(places)
-            node = min(int(place), len(places) - 1)
-            place -= node
+            page, offsets = self._page(number, _LEAF if is_leaf else _BRANCH)
+            position *= len(offsets)
+            node = min(int(position), len(offsets) - 1)
+            position -= node
             if not is_leaf:
-                number = _child(page, places[node])
-        return self._record(number, page, places[node])[0]
+                number = _child(page, offsets[node])
+        return self._record(number, page, offsets[node])[0]
 
     def value(self, record: Record, most: int) -> bytes:
-        """The value, or the first `most` bytes of it. OSError."""
+        """Return the value, or its first `most` bytes. OSError."""
         return os.pread(self.fd, min(record.length, most), record.offset)
 
     def _newest(self) -> Meta | None:
-        """The newer meta page; None if one isn't one."""
+        """Return the newer meta page; None unless both are valid."""
         metas: list[Meta] = []
         at = 0
         while len(metas) < 2:
@@ -186,7 +185,7 @@ class LmdbFile:
         return max(metas, key=lambda meta: meta.transaction)
 
     def _root(self) -> int:
-        """The number of the root's page. DataError for a tree of another kind, or of too many levels."""
+        """Return the number of the root's page. DataError for a tree of another kind, or of too many levels."""
         if self.meta.flags:
             raise DataError(
                 f"{self.file}: is an LMDB of another kind (duplicate or integer keys)",
@@ -197,39 +196,39 @@ class LmdbFile:
         return self.meta.root
 
     def _leaves(self) -> list[int]:
-        """Numbers of the leaf pages in key order: the tree level by level, as many levels as its header says."""
+        """Return the numbers of the leaf pages in key order, level by level to the depth in the header."""
         if self.meta.root == _NO_PAGE:
             return []
         level = [self._root()]
         for _ in range(self.meta.depth - 1):
             pages = (self._page(number, _BRANCH) for number in level)
-            level = [_child(page, at) for page, places in pages for at in places]
+            level = [_child(page, at) for page, offsets in pages for at in offsets]
             if len(set(level)) < len(level):  # without this a few pages could name billions
                 raise self._damaged("its tree names a page twice")
         return level
 
     def _page(self, number: int, kind: int) -> tuple[bytes, tuple[int, ...]]:
-        """A page of that kind, and where its nodes begin in it."""
+        """Return a page of that kind, and the offsets of its nodes."""
         if not 2 <= number <= self.meta.last_page:
-            raise self._damaged(f"there is no page {number}")
+            raise self._damaged(f"page {number} doesn't exist")
         size = self.meta.page_size
         with reading(self.file):
             page = os.pread(self.fd, size, number * size)
         if len(page) < size:
             raise self._damaged(f"ends within page {number}")
-        own, found, lower = _PAGE.unpack_from(page)
-        if (own, found) != (number, kind):
+        page_number, page_kind, lower = _PAGE.unpack_from(page)
+        if (page_number, page_kind) != (number, kind):
             raise self._damaged(f"page {number} is not what its tree says")
         count = (lower - _PAGE.size) // 2
         if not 1 <= count <= (size - _PAGE.size) // (2 + _NODE.size):
-            raise self._damaged("a page says that it has more nodes than it has room for, or none")
-        places = struct.unpack_from(f"<{count}H", page, _PAGE.size)
-        if min(places) < lower or max(places) > size - _NODE.size:
-            raise self._damaged("a node lies outside its page")
-        return page, places
+            raise self._damaged("the number of nodes of a page is 0 or too large")
+        offsets = struct.unpack_from(f"<{count}H", page, _PAGE.size)
+        if min(offsets) < lower or max(offsets) > size - _NODE.size:
+            raise self._damaged("a node is outside its page")
+        return page, offsets
 
     def _record(self, number: int, page: bytes, at: int) -> tuple[Record, int]:
-        """The record of the node at `at` of a leaf, and where the node ends."""
+        """Return the record of the node at `at` of a leaf, and the node's end."""
         length, flags, key_size = _NODE.unpack_from(page, at)
         key = at + _NODE.size
         value = key + key_size
@@ -247,14 +246,14 @@ class LmdbFile:
         if flags:
             first = int.from_bytes(page[value:end], "little")
             if not 2 <= first <= self.meta.last_page:
-                raise self._damaged("a record is said to be in a page that doesn't exist")
+                raise self._damaged("a record is in a page that doesn't exist")
             offset = first * len(page) + _PAGE.size
         if offset + length > self.size:
             raise self._damaged("a record reaches over the end of the file")
         return Record(offset, length, page[key:value]), end
 
     def _damaged(self, why: str) -> DataError:
-        return DataError(f"{self.file}: is damaged: {why}", "copy it again from where it was whole, or make it again")
+        return DataError(f"{self.file}: is damaged: {why}", "copy it again from an intact copy, or make it again")
 
 
 def _child(page: bytes, at: int) -> int:

@@ -1,4 +1,4 @@
-"""Processes: whether one lives, which one a number means, and how a process starts one that doesn't outlive it."""
+"""Processes: their life, their identity beyond a number, and children that die with their parent."""
 
 import ctypes
 import os
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     import psutil
 
 _PR_SET_PDEATHSIG = 1
-# As `python -m`, but without the current folder in sys.path, which it would put first there.
+# Like `python -m`, without the current folder at the front of sys.path.
 _RUN = "import runpy, sys; del sys.path[:sys.path[:1] == ['']]; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
 
 
 def lives(process: "psutil.Process") -> bool:
-    """Not a zombie either: all that it held is given up, once its last thread has ended. A killed process is one as soon as its first thread
-    has ended, while another may still write to a disk."""
+    """Return whether a process lives. A killed process is a zombie as soon as its first thread has ended, but holds its files until its last
+    thread, perhaps writing to a disk, has ended."""
     import psutil  # as in `system.host`
 
     with suppress(psutil.Error):
@@ -34,13 +34,13 @@ def living(pid: int) -> "psutil.Process | None":
     import psutil
 
     with suppress(psutil.Error, ValueError):
-        found = psutil.Process(pid)
-        return found if lives(found) else None
+        process = psutil.Process(pid)
+        return process if lives(process) else None
     return None
 
 
 def stat(pid: int) -> list[str]:
-    """Return the fields of proc_pid_stat(5) from the state's letter on; [] if the process, or /proc, isn't there."""
+    """Return the fields of proc_pid_stat(5) from the state's letter on; [] without the process or /proc."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     return []
@@ -53,7 +53,7 @@ def born(pid: int) -> int:
 
 
 def boot_id() -> str:
-    """Another one whenever a machine was started; the same in all its containers. '' where the kernel doesn't say."""
+    """Return the kernel's id of this boot, shared by all containers; '' if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -62,7 +62,7 @@ def boot_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process among those of all hosts and boots. `boot` is `boot_id`; `namespace` the kernel's name for that of its process number."""
+    """A process among all hosts and boots. `boot`: `boot_id`; `namespace`: of process numbers, by the kernel."""
 
     host: str
     boot: str
@@ -71,13 +71,13 @@ class Identity:
     born: int
 
     def same_machine(self, other: "Identity") -> bool:
-        """Whether it runs, or ran, under the very kernel that `other` does, with numbers that mean the same. A host's name alone
-        says nothing: there may be two, and it outlives a reboot."""
-        mine, its = ((p.host, p.boot, p.namespace) for p in (self, other))
-        return bool(self.boot) and mine == its
+        """Return whether both run, or ran, under one boot of one kernel, in one namespace of process numbers. A host's name may be ambiguous,
+        and outlives a reboot."""
+        machine, others = ((p.host, p.boot, p.namespace) for p in (self, other))
+        return bool(self.boot) and machine == others
 
     def alive(self) -> bool:
-        """To be asked on the same machine."""
+        """Return whether the process lives, on the same machine."""
         return living(self.pid) is not None and born(self.pid) == self.born
 
 
@@ -90,13 +90,13 @@ def this_process() -> Identity:
 
 
 def program(module: str, any_version: bool = False) -> list[str]:
-    """What this interpreter is to be started with to run a module of this package as a program; with `any_version` another host's.
+    """Return the interpreter's arguments that run a module of this package; with `any_version` for another host's interpreter.
 
-    The current folder is where the user's own files are, and one named `selectors.py` is not a module of ours. It is searched only where
-    it is for this very process, started by `python -m` (or `-c`) in it: there the package itself may be found in no other place.
+    The current folder has the user's files, and their `selectors.py` must not be imported. It is searched only if this process, started by
+    `python -m` (or `-c`) in it, searches it: the package itself may be there.
     """
     by_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
-    # A process that _RUN or -P has started is one by module, too, and its path begins elsewhere.
+    # A process of _RUN or -P is by module, too, but its path begins differently.
     if "" in sys.path or (by_module and sys.path[:1] == [os.getcwd()]):
         return ["-m", module]
     if sys.version_info >= (3, 11) and not any_version:
@@ -105,7 +105,7 @@ def program(module: str, any_version: bool = False) -> list[str]:
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Has the kernel send this process the signal when the thread that started it ends. OSError."""
+    """Make the kernel send this process the signal when the thread that started it ends. OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         number = ctypes.get_errno()

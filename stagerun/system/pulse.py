@@ -1,7 +1,7 @@
-"""A worker's signs of life: a small record that its training thread writes and that a process beside it reads.
+"""A worker's signs of life: a small record that its training thread writes and its monitor reads.
 
-The record has two slots, written in turn, each with a number and a checksum. So a reader never takes half of one, whatever
-order the processor makes writes visible in, and a writer that is stopped half way leaves the slot before it whole.
+The record has two slots, written in turn, each with a number and a checksum, so that a reader never takes a torn slot, whatever the order of
+visible writes, and a writer that stops halfway leaves the other slot intact.
 """
 
 import enum
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Section(enum.Enum):
-    """What a worker is doing, each with a time-out of its own."""
+    """A worker's activity, each with its time-out."""
 
     START = "start"  # meeting the others, reading the start snapshot, opening the images
     COPY = "copy"  # images to scratch, while training waits for them
@@ -29,7 +29,7 @@ class Section(enum.Enum):
 
 
 SECTIONS = tuple(Section)
-# Seconds without progress. Of an iteration and an evaluation at least that long, and SLOWEST times the slowest step of late.
+# Seconds without progress; for an iteration and an evaluation at least this, and SLOWEST times the slowest recent step.
 DEFAULTS = {
     Section.START: 600.0,
     Section.COPY: 1800.0,
@@ -39,12 +39,12 @@ DEFAULTS = {
     Section.SAVE: 600.0,
 }
 SLOWEST = 10
-# A shorter silence is nothing: on a busy machine a process waits for its turn.
+# On a busy machine a process may wait that long for a processor.
 LEAST_S = 1.0
 _LEARNED = (Section.ITERATION, Section.EVALUATION)
-# The batch that comes is a step as well as the batch that is done: one alone says little.
+# Steps before `slowest` counts: reading a batch is a step, and so is computing it.
 _KNOWN = 2
-# The slowest step is forgotten after one to two stretches of so many iterations.
+# The slowest step is forgotten after one to two stretches of this many iterations.
 _STRETCH = 50
 
 _SLOT = struct.Struct("=QB???ddqQdd64s")
@@ -55,13 +55,13 @@ SIZE = 2 * _SLOT_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Time-outs. `given`: those that the user set, in seconds."""
+    """Time-outs. `given`: the user's, in seconds."""
 
     given: Mapping[Section, float] = field(default_factory=dict)
 
     def of(self, section: Section, slowest: float = 0.0, compiled: bool = False) -> float:
-        """Seconds without progress after which a rank counts as hung. `slowest`: the slowest step of late, in seconds, 0 if
-        not known; `compiled`: any step may meet a shape that torch compiles for. Both ask for a first iteration's patience."""
+        """Return the seconds without progress after which a rank counts as hung. `slowest`: seconds of the slowest recent step, 0 if unknown;
+        `compiled`: any step may compile for a new shape. Both get at least a first iteration's time-out."""
         if section in self.given:
             return self.given[section]
         limit = DEFAULTS[section]
@@ -72,7 +72,7 @@ class Limits:
 
     @property
     def longest(self) -> float:
-        """The longest of all that are known beforehand."""
+        """Return the longest time-out without measured steps."""
         return max(self.of(section) for section in Section)
 
 
@@ -82,14 +82,14 @@ class Beat:
 
     section: Section = Section.START
     waiting: bool = False  # for other ranks, in a collective
-    printing: bool = False  # which may take as long as no one reads
+    printing: bool = False  # which may block for a reader
     compiled: bool = False
-    moved: float = 0.0  # when there last was progress
+    moved: float = 0.0  # time of the last progress
     since: float = 0.0  # when it began to wait
     iter: int = 0
-    batches: int = 0  # device batches of training, but for the first iteration's
-    busy: float = 0.0  # seconds that they took, without waiting for others
-    slowest: float = 0.0  # seconds of the slowest step of late in this section; 0 where that isn't known
+    batches: int = 0  # device batches of training after the first iteration
+    busy: float = 0.0  # their seconds, without waiting for others
+    slowest: float = 0.0  # seconds of the slowest recent step in this section; 0 if unknown
     stage: str = ""
 
 
@@ -110,7 +110,7 @@ class _Slow:
 
 
 class Pulse:
-    """Written by one thread alone, the one that trains; a beat takes some microseconds. No one need read it."""
+    """Written by the training thread alone, in microseconds a beat; a reader is optional."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Pulse:
         clock: Callable[[], float] = time.monotonic,
         limits: Limits | None = None,
     ) -> None:
-        """`buffer`: SIZE bytes, shared with who reads them. `limits`: those of who judges by them."""
+        """`buffer`: SIZE bytes, shared with the reader. `limits`: the reader's."""
         self._buffer = buffer if buffer is not None else memoryview(bytearray(SIZE))
         self._clock, self._limits = clock, limits or Limits()
         self._number = 0
@@ -130,22 +130,22 @@ class Pulse:
         # What a first iteration takes is the best guess at the next one.
         self._slow[Section.FIRST_ITERATION] = self._slow[Section.ITERATION]
         self._stretch = 0
-        # What the process beside this one wants reported, as lines of text; other threads may add to it.
+        # The monitor's lines for the user; other threads may append.
         self.news: deque[str] = deque()
         self._write()
 
     @property
     def waits(self) -> bool:
-        """For other ranks."""
+        """Return whether the worker waits for other ranks."""
         return self._now.waiting
 
     @property
     def within(self) -> Section:
-        """The section that the worker is in."""
+        """Return the current section."""
         return self._now.section
 
     def stage(self, name: str, iter: int, compiled: bool) -> None:
-        """Training of a stage begins, at `iter`."""
+        """Begin to train a stage at `iter`."""
         self._now.stage, self._now.compiled, self._now.iter = name, compiled, iter
         self.enter(Section.FIRST_ITERATION)
 
@@ -158,8 +158,8 @@ class Pulse:
 
     @contextmanager
     def section(self, section: Section) -> Iterator[None]:
-        """Within it, and back to the one before, where an iteration goes on. What is printed while images are copied, as often as once
-        in some seconds, is not progress of the copy: only the time that it took doesn't count."""
+        """Run the body in a section, and resume the previous one. Printing every few seconds while images are copied is not progress of the copy:
+        only its time doesn't count."""
         before, moved, waited, fresh = self._now.section, self._now.moved, self._waited, self._fresh
         self.enter(section)
         entered = self._now.moved
@@ -174,7 +174,7 @@ class Pulse:
 
     @contextmanager
     def printing(self) -> Iterator[None]:
-        """Within it the worker writes to a screen, which a reader may keep it from for as long as he likes (Ctrl-S, a pager)."""
+        """Run the body while it writes to a screen, which may block (Ctrl-S, a pager)."""
         self.prints(True)
         try:
             yield
@@ -193,7 +193,7 @@ class Pulse:
         self._write()
 
     def beat(self) -> None:
-        """There was progress: a device batch, say."""
+        """Record progress, such as a device batch."""
         now = self._clock()
         self._step(now)
         self._now.moved = now
@@ -201,14 +201,14 @@ class Pulse:
         self._write()
 
     def wait(self) -> None:
-        """This rank begins to wait for others."""
+        """Begin to wait for other ranks."""
         now = self._clock()
         self._step(now)
         self._now.waiting, self._now.since = True, now
         self._write()
 
     def go_on(self) -> None:
-        """The others have come. While images are copied that is not progress: the ranks then meet all the time."""
+        """End a wait. While images are copied it is not progress: the ranks then meet all the time."""
         now = self._clock()
         self._waited += now - self._now.since
         self._now.waiting = False
@@ -217,7 +217,7 @@ class Pulse:
         self._write()
 
     def iterated(self, iter: int, seconds: float) -> None:
-        """An iteration is done, and took so long; a first one doesn't say how fast this rank is."""
+        """Record a finished iteration; a first one doesn't count for the rank's speed."""
         if self._now.section is Section.ITERATION:
             if not self._suspended:
                 self._now.busy += max(0.0, seconds - self._waited)
@@ -233,7 +233,7 @@ class Pulse:
         if slow is None or self._now.waiting:
             return
         step = now - self._now.moved
-        # This process was suspended, or it would have been ended: that says nothing of how long a step takes.
+        # This process was suspended, or it would have been ended: discard the step.
         if step > self._limits.of(self._now.section, slow.slowest, self._now.compiled):
             self._suspended = True
             return
@@ -247,15 +247,15 @@ class Pulse:
         now.slowest = slow.slowest if slow is not None else 0.0
         slot = _SLOT.pack(
             *(self._number, SECTIONS.index(now.section), now.waiting, now.printing, now.compiled, now.moved, now.since),
-            *(now.iter, now.batches, now.busy, now.slowest, now.stage.encode()),  # cut to what has room
+            *(now.iter, now.batches, now.busy, now.slowest, now.stage.encode()),  # truncated to its field
         )
         start = self._number % 2 * _SLOT_BYTES
         self._buffer[start : start + len(slot) + 4] = slot + _SUM.pack(zlib.crc32(slot))
 
 
 def read(buffer: bytes) -> Beat | None:
-    """The newest whole slot of SIZE bytes; None if there is none, since both were being written."""
-    newest, found = 0, None
+    """Return the newest intact slot of SIZE bytes; None while both are written."""
+    newest, beat = 0, None
     for start in (0, _SLOT_BYTES):
         slot = buffer[start : start + _SLOT.size]
         if _SUM.unpack_from(buffer, start + _SLOT.size)[0] != zlib.crc32(slot):
@@ -263,12 +263,12 @@ def read(buffer: bytes) -> Beat | None:
         number, section, *fields = _SLOT.unpack(slot)  # the fields of Beat, in their order
         if number > newest:
             fields[-1] = fields[-1].rstrip(b"\0").decode(errors="replace")
-            newest, found = number, Beat(SECTIONS[section], *fields)
-    return found
+            newest, beat = number, Beat(SECTIONS[section], *fields)
+    return beat
 
 
 def beating(items: Iterable[T], pulse: Pulse) -> Iterator[T]:
-    """`items`, with a beat when each has come."""
+    """Yield `items`, with a beat for each."""
     for item in items:
         pulse.beat()
         yield item

@@ -1,6 +1,6 @@
-"""Which signals ask for a stop, and what they lead to as long as there is nothing to finish.
+"""Stop signals, and their handlers while nothing has to be finished.
 
-Imported before anything else, so that no signal finds a process without an answer: it needs little itself.
+Imported first, so that every signal has a handler; it imports little.
 """
 
 import contextlib
@@ -14,20 +14,19 @@ _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Interrupted(KeyboardInterrupt):
-    """A class of its own, since Python ends a process by SIGINT when a plain KeyboardInterrupt has come through code that it made from a
-    string, as dataclasses are, whatever is done about it further up."""
+    """A subclass, since Python ends a process by SIGINT after a plain KeyboardInterrupt has passed code compiled from a string, such as
+    a dataclass's, even if it is caught."""
 
 
 def stop_signals() -> list[signal.Signals]:
-    """SIGTERM, SIGINT, SIGHUP and SIGUSR1, without those that this process was started to ignore (nohup and SIGHUP)."""
+    """Return SIGTERM, SIGINT, SIGHUP and SIGUSR1, without signals ignored from the start (nohup and SIGHUP)."""
     return [s for s in _STOP if signal.getsignal(s) is not signal.SIG_IGN]
 
 
 def leave(code: int, text: str) -> None:
-    """From now on a stop signal ends the process at once with `code`, and `text` on stderr ('': nothing is said).
+    """Make stop signals end the process at once with `code`, and `text` on stderr, if any.
 
-    For as long as nothing is started: imports, files that are only read. Not by an exception, which the machinery of imports and
-    extension modules may turn into another one on its way.
+    For imports and reading of files. Not by an exception, which the import system and extension modules may replace by another.
     """
 
     def ends(number: int, frame: FrameType | None) -> NoReturn:
@@ -37,25 +36,25 @@ def leave(code: int, text: str) -> None:
 
 
 def say(text: str) -> None:
-    """On stderr, from a handler, which may interrupt a print half way."""
-    with contextlib.suppress(OSError):  # no one reads any more
+    """Print on stderr, from a handler that may interrupt a print."""
+    with contextlib.suppress(OSError):  # the reader has gone
         os.write(2, f"{erase_line(2) or chr(10)}{text}\n".encode())
 
 
 def erase_line(file: int) -> str:
-    """What goes before a line on a terminal in which another process may have drawn its live line; '' for other files."""
+    """Return the control codes that erase another process's live line on a terminal; '' for other files."""
     return "\r\x1b[2K" if os.isatty(file) and os.environ.get("TERM", "dumb") != "dumb" else ""
 
 
 def end_at_once(code: int, text: str) -> NoReturn:
-    """Ends the process from a handler or another thread, with `text` on stderr if there is any."""
+    """End the process from a handler or another thread, with `text`, if any, on stderr."""
     if text:
         say(text)
     os._exit(code)
 
 
 def interrupt() -> None:
-    """From now on a stop signal is a KeyboardInterrupt (Interrupted), so that what was started is tidied up on the way out."""
+    """Make stop signals raise Interrupted, so that the caller cleans up."""
 
     def interrupts(number: int, frame: FrameType | None) -> NoReturn:
         raise Interrupted
@@ -64,20 +63,20 @@ def interrupt() -> None:
 
 
 def settle() -> None:
-    """From now on stop signals do nothing: all is done, and what is left to do is to say so."""
+    """Ignore stop signals from now on: the exit code is fixed."""
     _handle(signal.SIG_IGN)
 
 
 def release() -> None:
-    """Lets them through again; what has come meanwhile comes now."""
+    """Unblock stop signals; pending ones arrive now."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP)
 
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Around what starts threads or processes: these inherit the stop signals blocked, those that are ignored, too, in case a library
-    installs a handler for them. The kernel hands a signal to any thread that lets it through, so one of a library would take what
-    another one waits for. What comes meanwhile comes after."""
+    """Block stop signals while threads or processes start, which inherit the mask: the kernel delivers a signal to any thread that accepts
+    it, and a library's thread would swallow it. Ignored signals are blocked, too, in case a library installs a handler. Signals arrive after
+    the body."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
     try:
         yield

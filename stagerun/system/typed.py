@@ -1,11 +1,12 @@
-"""JSON that comes from outside, read as dataclasses: msgspec checks each value against the type of its field.
+"""JSON from outside, read as dataclasses: msgspec checks each value against the type of its field.
 
 An int is a count, from 0 to what 64 bits hold. A float is a finite number, at most LARGEST in size.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -15,30 +16,30 @@ LARGEST = 1e100  # sums and products of a few such numbers are finite
 
 
 def json_line(value: object) -> bytes:
-    """A line of JSON, of values and dataclasses; what was no UTF-8 in a path stays so."""
-    import msgspec  # which a command that reads none doesn't wait for
+    """Return a line of JSON of values and dataclasses. Bytes of a path outside of UTF-8 stay."""
+    import msgspec  # not needed by every command
 
     return json.dumps(value, default=msgspec.to_builtins).encode() + b"\n"
 
 
 def json_object(text: bytes, once: bool = False) -> dict[str, object]:
-    """ValueError for what is not a JSON object, or is nested too deep; with `once` also for one in which a name stands twice, of which
-    readers of other programs would take the other, and for NaN and infinity, which are not JSON."""
+    """Parse a JSON object. ValueError for other text, or too deep nesting; with `once` also for a repeated name, of which readers take different
+    values, and for NaN and infinity, which are not JSON."""
     strict: dict[str, Any] = {"object_pairs_hook": _once, "parse_constant": _no_number} if once else {}
     try:
-        found = json.loads(text, **strict)
+        value = json.loads(text, **strict)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ValueError("not an object")
-    return found
+    return value
 
 
 def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         raise ValueError("a name twice in one object")
-    return found
+    return fields
 
 
 def _no_number(word: str) -> object:
@@ -46,24 +47,56 @@ def _no_number(word: str) -> object:
 
 
 def read_as(kind: type[T], value: object) -> T:
-    """The dataclass `kind` from a JSON object, or a plain value. Names that it doesn't know are passed over: a newer version's. ValueError with
-    the name of a field that is missing and has no default, or is of another type."""
+    """Return the dataclass `kind`, or a plain value, from JSON. Unknown names, of a newer version, are skipped. ValueError with the name of a
+    missing field without a default, or of another type."""
     import msgspec
 
-    found = msgspec.convert(value, kind)
-    _check(found, "")
-    return found
+    made = msgspec.convert(value, kind)
+    _check(made, "")
+    return made
 
 
-def _check(value: object, name: str) -> None:
-    """ValueError for a number that no field may have."""
-    if isinstance(value, int) and not 0 <= value <= MAX_INTEGER:
-        raise ValueError(f"{name}: {value} is out of range")
-    if isinstance(value, float) and not abs(value) <= LARGEST:  # nor a NaN
-        raise ValueError(f"{name} is not a finite number up to {LARGEST:g}")
-    if is_dataclass(value):
-        for field in fields(value):
-            _check(getattr(value, field.name), field.name)
+def decode(kind: type[T], text: bytes) -> T:
+    """Return `read_as(kind, json_object(text))`, several times as fast."""
+    try:
+        value: T = _decoder(kind).decode(text)
+    except (ValueError, RecursionError):  # only `json` reads half a surrogate pair, as in a path outside of UTF-8
+        return read_as(kind, json_object(text))
+    _check(value, "")
+    return value
+
+
+def _make_decoder(kind: Any) -> Any:
+    import msgspec
+
+    return msgspec.json.Decoder(kind)
+
+
+def _list_fields(kind: Any) -> tuple[str, ...]:
+    """Return the names of a dataclass's fields; () for any other type."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+
+
+_decoder: Callable[[Any], Any] = cache(_make_decoder)
+_field_names: Callable[[Any], tuple[str, ...]] = cache(_list_fields)
+
+
+def _check(value: Any, name: str) -> None:
+    """Raise ValueError for a number out of range. Written for speed: a log has millions."""
+    kind = type(value)
+    if kind is float:
+        if not -LARGEST <= value <= LARGEST:  # also NaN
+            raise ValueError(f"{name} is not a finite number up to {LARGEST:g}")
+    elif kind is int:
+        if not 0 <= value <= MAX_INTEGER:
+            raise ValueError(f"{name}: {value} is out of range")
+    elif value is None or kind is str or kind is bool:
+        return
+    elif names := _field_names(kind):
+        for field in names:
+            part = getattr(value, field)
+            if type(part) is not float or not -LARGEST <= part <= LARGEST:
+                _check(part, field)
     elif isinstance(value, Mapping):
         _check(tuple(value.values()), name)
     elif isinstance(value, list | tuple):

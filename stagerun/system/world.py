@@ -1,21 +1,20 @@
-"""Who this process is in the job. A value; only the functions here look at the environment."""
+"""The rank of this process in its job, from a launcher's environment variables; and Slurm's short forms of lists."""
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from stagerun.base.errors import PeerError
 from stagerun.system.host import cpu_quota
-from stagerun.system.nodelist import per_node
 
-# In our launcher's folder, which is the user's alone, where all workers are of one machine: they meet in it.
+# In the launcher's private folder: workers of one machine meet in this file.
 STORE_FILE = "store"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """`rank` 0 .. size-1 in the job, `local_rank` 0 .. local_size-1 on this node. `launcher`: whose word that is, as a user
-    knows it; '' for a process that is alone."""
+    """`rank` 0 .. size-1 in the job, `local_rank` 0 .. local_size-1 on this node. `launcher`: its common name; '' for a single process."""
 
     rank: int = 0
     size: int = 1
@@ -26,8 +25,8 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class _Launcher:
-    """Names of variables; of several for one thing, the first that is set counts. Where `present` are not all set, or one of
-    `absent` is, this launcher did not start the process."""
+    """Names of a launcher's variables; the first set one of several counts. The launcher started this process only if all of `present` and none
+    of `absent` are set."""
 
     name: str
     rank: str
@@ -43,7 +42,7 @@ def _comm_world(name: str, prefix: str) -> _Launcher:
     return _Launcher(name, rank, size, (local_rank,), (local_size,))
 
 
-GIVEN = _Launcher("the environment", "RANK", "WORLD_SIZE", ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",))
+PLAIN = _Launcher("the environment", "RANK", "WORLD_SIZE", ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",))
 _STEP, _SLURM_LOCAL = ("SLURM_STEP_ID",), ("SLURM_LOCALID",)
 # In this order: within an allocation the processes of an mpirun have Slurm's variables as well, which describe the step that
 # started its daemons. `srun --mpi=pmi2` sets PMI_RANK as hydra does, but says nothing of the node there.
@@ -68,78 +67,74 @@ _NESTED = ("TORCHELASTIC_RUN_ID", "STAGERUN_REPORT_DIR")
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a launcher has started this process as one worker of several. RANK and WORLD_SIZE count for any number, since
-    torchrun is to be joined with one worker, too; a step or mpirun of one process doesn't: that one may start workers
-    itself."""
+    """Return whether a launcher started this process as one worker of several. RANK and WORLD_SIZE count even for one worker, as of torchrun;
+    a step or mpirun of one process doesn't: the process may start workers."""
     return bool(started_by(environment))
 
 
 def started_by(environment: Mapping[str, str] = os.environ) -> str:
-    """The launcher's name for the user; '' for none."""
-    if found := _found(environment):
-        return "torchrun" if found is GIVEN and "TORCHELASTIC_RUN_ID" in environment else found.name
+    """Return the launcher's name; '' without one."""
+    if launcher := _launcher(environment):
+        return "torchrun" if launcher is PLAIN and "TORCHELASTIC_RUN_ID" in environment else launcher.name
     return ""
 
 
 def rank_said(environment: Mapping[str, str] = os.environ) -> int:
-    """The rank, for those who can't wait until nonsense in the environment is reported; where none can be read, 0."""
-    found = _contradicting(environment) or _found(environment)
-    said = environment.get(found.rank, "0") if found else "0"
-    return int(said) if said.isdecimal() else 0
+    """Return the rank before the environment is checked; 0 if unreadable."""
+    launcher = _contradicting(environment) or _launcher(environment)
+    rank = environment.get(launcher.rank, "0") if launcher else "0"
+    return int(rank) if rank.isdecimal() else 0
 
 
 def default_threads(workers: int) -> int:
-    """Threads of each of `workers` on this node: OMP_NUM_THREADS if it says a number, else the processors this process
-    may use, no more than its control groups give it the time of, shared evenly; at least 1.
-    """
-    said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # OpenMP takes several, by level
-    if said.isascii() and said.isdigit() and int(said) > 0:
-        return int(said)
+    """Return the threads of each of `workers` on this node: OMP_NUM_THREADS if it is a number, else the usable processors, limited by the quota
+    of control groups, shared evenly; at least 1."""
+    threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # OpenMP takes several, by level
+    if threads.isascii() and threads.isdigit() and int(threads) > 0:
+        return int(threads)
     processors, quota = len(os.sched_getaffinity(0)), cpu_quota()
     return max(1, (processors if quota is None else min(processors, int(quota))) // workers)
 
 
 def relayed(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether an MPI's launcher or srun takes what this process prints. Some give it a terminal of their own for that, and write
-    into a file what comes out of it."""
+    """Return whether an MPI launcher or srun relays the output of this process: some give it a terminal, and write that into a file."""
     return _native(environment) is not None
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> World:
-    """The World that the launcher's variables describe: RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun sets
-    them, or those of an MPI's launcher or of srun.
+    """Read the launcher's variables: RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun sets them, or an MPI launcher's or srun's.
 
-    LOCAL_RANK and LOCAL_WORLD_SIZE default to those of a job on one node. PeerError when variables contradict each other.
+    LOCAL_RANK and LOCAL_WORLD_SIZE default to a job on one node. PeerError for contradicting variables.
     """
-    found = _found(environment)
-    if found is None:
+    launcher = _launcher(environment)
+    if launcher is None:
         return World()
-    rank, size = _number(environment, found.rank), _number(environment, found.size)
-    local_rank, local_size = _local(environment, found, rank, size)
+    rank, size = _number(environment, launcher.rank), _number(environment, launcher.size)
+    local_rank, local_size = _local(environment, launcher, rank, size)
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
         raise PeerError(
-            f"what {found.name} says contradicts itself: {found.rank}={rank}, {found.size}={size}, "
+            f"the variables of {launcher.name} contradict each other: {launcher.rank}={rank}, {launcher.size}={size}, "
             f"local rank {local_rank}, {local_size} on this node"
         )
-    if theirs := _contradicting(environment):
-        place = f"rank {environment[theirs.rank]} of {environment[theirs.size]}"
+    if other := _contradicting(environment):
+        rank_of = f"rank {environment[other.rank]} of {environment[other.size]}"
         raise PeerError(
-            f"RANK={rank} and WORLD_SIZE={size} are set, but {theirs.name} has started this process as {place}",
-            "leave RANK and WORLD_SIZE out: they are found without",
+            f"RANK={rank} and WORLD_SIZE={size} are set, but {other.name} has started this process as {rank_of}",
+            "leave RANK and WORLD_SIZE out: stagerun reads the launcher's variables",
         )
     return World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, launcher=started_by(environment))
 
 
-def _found(environment: Mapping[str, str]) -> _Launcher | None:
-    if GIVEN.rank in environment and GIVEN.size in environment:
-        return GIVEN
-    found = _native(environment)
-    # A process that is alone. One whose size can't be read is not, so that this is reported.
-    return None if found is None or environment[found.size] == "1" else found
+def _launcher(environment: Mapping[str, str]) -> _Launcher | None:
+    if PLAIN.rank in environment and PLAIN.size in environment:
+        return PLAIN
+    native = _native(environment)
+    # Size 1 is a single process; an unreadable size is reported later.
+    return None if native is None or environment[native.size] == "1" else native
 
 
 def _native(environment: Mapping[str, str]) -> _Launcher | None:
-    """The launcher that started this process, whatever RANK and WORLD_SIZE say."""
+    """Return the launcher of this process, regardless of RANK and WORLD_SIZE."""
     step = environment.get("SLURM_STEP_ID", "")
     shell = step.isdecimal() and int(step) >= _LEAST_SHELL
     for launcher in _LAUNCHERS:
@@ -150,12 +145,12 @@ def _native(environment: Mapping[str, str]) -> _Launcher | None:
 
 
 def _local(environment: Mapping[str, str], launcher: _Launcher, rank: int, size: int) -> tuple[int, int]:
-    """The rank among those of this node, and how many they are."""
+    """Return the rank on this node, and the number of ranks on it."""
     rank_name, size_name = (
         next((name for name in names if name in environment), "")
         for names in (launcher.local_rank, launcher.local_size)
     )
-    if launcher is GIVEN:
+    if launcher is PLAIN:
         return (
             _number(environment, rank_name) if rank_name else rank,
             _number(environment, size_name) if size_name else size,
@@ -164,14 +159,14 @@ def _local(environment: Mapping[str, str], launcher: _Launcher, rank: int, size:
         return _number(environment, rank_name), _of_this_node(environment)
     if not (rank_name and size_name):
         raise PeerError(
-            f"{launcher.name} has started this process as rank {rank} of {size}, but says nothing of its place on this node",
+            f"{launcher.name} has started this process as rank {rank} of {size}, without a local rank",
             "set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each process",
         )
     return _number(environment, rank_name), _number(environment, size_name)
 
 
 def _of_this_node(environment: Mapping[str, str]) -> int:
-    """Tasks of the step on this node."""
+    """Return the tasks of the step on this node."""
     name = next((n for n in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") if n in environment), "")
     try:
         return per_node(environment[name])[_number(environment, "SLURM_NODEID")]
@@ -183,20 +178,62 @@ def _of_this_node(environment: Mapping[str, str]) -> int:
 
 
 def _contradicting(environment: Mapping[str, str]) -> _Launcher | None:
-    """The launcher whose word is another than RANK's and WORLD_SIZE's, where someone has set these for all processes alike: each would be the
-    same worker. A size above the launcher's is no contradiction: a script starts several in each of its processes."""
-    theirs = _native(environment)
-    if theirs is None or _found(environment) is not GIVEN or any(name in environment for name in _NESTED):
+    """Return the launcher that contradicts RANK and WORLD_SIZE, if these are the same for all processes: each would be the same worker. A size
+    above the launcher's is allowed: a script may start several workers in each process."""
+    native = _native(environment)
+    if native is None or _launcher(environment) is not PLAIN or any(name in environment for name in _NESTED):
         return None
-    of, size = environment[theirs.size], environment[GIVEN.size]
+    of, size = environment[native.size], environment[PLAIN.size]
     if not (of.isdecimal() and size.isdecimal()) or int(size) > int(of):
         return None
-    return None if size == of and environment[GIVEN.rank] == environment[theirs.rank] else theirs
+    return None if size == of and environment[PLAIN.rank] == environment[native.rank] else native
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
-    said = environment.get(name, "")
+    value = environment.get(name, "")
     try:
-        return int(said)
+        return int(value)
     except ValueError as error:
-        raise PeerError(f"{name} must be a whole number, not `{said}`") from error
+        raise PeerError(f"{name} must be a whole number, not `{value}`") from error
+
+
+# Largest expansion, above any cluster's size.
+_MOST = 1 << 17
+_PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+_RANGE = re.compile(r"\s*([0-9]+)(?:-([0-9]+))?\s*")
+_COUNTED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def expand(text: str) -> list[str]:
+    """Expand `node[1-3,7]` to names in order: of several brackets the last one varies fastest. ValueError with the reason."""
+    parts = _PART.findall(text)
+    if ",".join(parts) != text or not all(part.strip() for part in parts or [""]):
+        raise ValueError(f"`{text[:40]}` has an empty name, or brackets that don't match")
+    return [name for part in parts for name in _expand_one(part.strip())]
+
+
+def _expand_one(part: str) -> Iterator[str]:
+    head, bracket, rest = part.partition("[")
+    if not bracket:
+        yield part
+        return
+    inside, _, tail = rest.partition("]")
+    for piece in inside.split(","):
+        match = _RANGE.fullmatch(piece)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if match is None or not first <= last < first + _MOST:
+            raise ValueError(f"`{piece}` in `{part[:40]}` is not a number or a range of numbers")
+        for number in range(first, last + 1):  # `08-11` is 08, 09, 10, 11: as wide as the first one is written
+            yield from (f"{head}{number:0{len(match[1])}d}{more}" for more in _expand_one(tail))
+
+
+def per_node(text: str) -> list[int]:
+    """Expand `2(x3),1` to [2, 2, 2, 1]. ValueError."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        match = _COUNTED.fullmatch(part.strip())
+        times = int(match[2] or 1) if match is not None else 0
+        if match is None or times > _MOST:
+            raise ValueError(f"`{part}` in `{text[:40]}` is not a number of tasks, like `2` or `2(x3)`")
+        numbers += [int(match[1])] * times
+    return numbers

@@ -1,4 +1,4 @@
-"""The average of the weights of an ensemble's members, with BatchNorm statistics of its own."""
+"""The average of the weights of an ensemble's members, with recomputed BatchNorm statistics."""
 
 from collections.abc import Generator
 from dataclasses import replace
@@ -11,44 +11,43 @@ from stagerun.comm import runs_of
 from stagerun.engine import parameters, state
 from stagerun.engine.averages import BatchStatistics
 from stagerun.engine.codec import encode
-from stagerun.engine.ensemble import WeightMean, take_statistics
-from stagerun.engine.evaluate import Classifier
-from stagerun.engine.feed import feed
-from stagerun.schedule.averages import weights
+from stagerun.engine.evaluate import Classifier, WeightMean, take_statistics
+from stagerun.engine.images import feed
+from stagerun.schedule.policies import average_weights
 from stagerun.system.pulse import Section, beating
 from stagerun.train.context import StageRun
-from stagerun.train.members import AskedToStop, EnsembleRun, Trained, of_this_network
+from stagerun.train.members import EnsembleRun, StopRequested, Trained, of_this_network
 from stagerun.train.progress import WEIGHTS
 from stagerun.train.stage_loop import arithmetic_of
 
 
 def averaged_start(run: StageRun) -> Generator[Event, None, dict[str, bytes] | None]:
-    """The files that a stage which starts from an average starts with, on rank 0: its weights; empty on the others. Collective; None after
-    a Stopped: what was computed is lost, and computed anew."""
+    """Return the starting files of a stage that starts from an average, on rank 0; empty on the others. Collective; None after a
+    Stopped, whose work is lost."""
     worker, name = run.worker, run.stage.average
     assert name is not None
     trained = [Trained(ref) for ref in run.planned.averaged]
     try:
         average = yield from average_of(EnsembleRun(worker, worker.schedule.ensemble(name), trained, run.stage.name))
-    except AskedToStop:
-        reason = f"asked to stop; ensemble `{name}` is averaged anew"
+    except StopRequested:
+        reason = f"asked to stop; ensemble `{name}` is averaged later"
         yield Stopped(stage=run.stage.name, iter=run.planned.iter, reason=reason)
         return None
     return {WEIGHTS: encode(average.model.state_dict())} if worker.comm.rank == 0 else {}
 
 
 def average_of(run: EnsembleRun) -> Generator[Event, None, Classifier]:
-    """The network with the mean of the weights of its members, and its own BatchNorm statistics, the same on every rank.
-    Collective. It computes as the first of all members does."""
+    """Return the network with the mean of the weights of its members, and recomputed BatchNorm statistics, the same on every rank.
+    Collective. It computes as the first member does."""
     ensemble, stage = run.ensemble, run.stages[0]
     model = run.network(stage)
     statistics = BatchStatistics(model, parameters.frozen_norms(model, stage.solver.freeze))
 
     def fill() -> None:
         if len(run.trained) < len(ensemble.members):
-            raise ResumeRefused(f"not all snapshots that ensemble `{ensemble.name}` is averaged from are there")
+            raise ResumeRefused(f"not all snapshots that ensemble `{ensemble.name}` is averaged from exist")
         mean, iters = WeightMean(model), sorted(trained.ref.iter for trained in run.trained)
-        shares = weights(ensemble.shape, iters)
+        shares = average_weights(ensemble.shape, iters)
         for trained in run.trained:
             with of_this_network(trained):
                 share = None if ensemble.shape is None else shares[iters.index(trained.ref.iter)]
@@ -63,30 +62,33 @@ def average_of(run: EnsembleRun) -> Generator[Event, None, Classifier]:
         text = f"{what}ensemble {ensemble.name}: BatchNorm statistics of the averaged network, over {images} images"
         yield Note(text=text)
         if not _take_statistics(run, statistics):
-            raise AskedToStop
+            raise StopRequested
     return run.classifier(model, stage)
 
 
 def keep(run: EnsembleRun, model: nn.Module) -> None:
-    """Rank 0's: save the averaged network, for `eval`, `predict` and `export`."""
+    """Save the averaged network on rank 0, for `eval`, `predict` and `export`."""
     worker, stage = run.worker, run.stages[0]
-    assert worker.keeper is not None
     iter = max(trained.ref.iter for trained in run.trained if trained.ref.stage == stage.name)
     weights = encode(model.state_dict())
-    worker.keeper.commit_average(run.ensemble.name, stage, iter, weights, worker.environment(stage))
+    worker.rank0_keeper.commit_average(run.ensemble.name, stage, iter, weights, worker.environment(stage))
 
 
 def _take_statistics(run: EnsembleRun, statistics: BatchStatistics) -> bool:
-    """Over the first member's images of training, from the start of its epoch 0, at the size that it ends with. False if asked to stop."""
+    """Pass over the training images of the first member, from the start of its epoch 0, at its final size. False if asked to stop."""
     iterations, worker, comm = run.ensemble.batch_norm_iter, run.worker, run.worker.comm
     solver = run.stages[0].solver
     solver = replace(solver, transform=replace(solver.transform, crop_size_ramp=None))
     stage = replace(run.stages[0], solver=solver)
-    mine = runs_of(solver.logical_workers, comm.size)[comm.rank]
+    logical = runs_of(solver.logical_workers, comm.size)[comm.rank]
     without_loss = replace(stage, solver=replace(solver, loss=None))
     how = replace(arithmetic_of(without_loss, worker.device), clip_gradients=None)
     size = solver.device_batch_size
-    asked = ((i * solver.batch_size + n * size, size) for i in range(iterations) for n in mine)
+    requests = ((i * solver.batch_size + n * size, size) for i in range(iterations) for n in logical)
     loader = worker.images.loader(stage)
-    with comm.pulse.section(Section.EVALUATION), loader.stream(asked) as batches, feed(batches, worker.device) as fed:
-        return take_statistics(statistics, beating(fed, comm.pulse), iterations, mine, how, comm, worker.stop)
+    with (
+        comm.pulse.section(Section.EVALUATION),
+        loader.stream(requests) as batches,
+        feed(batches, worker.device) as fed,
+    ):
+        return take_statistics(statistics, beating(fed, comm.pulse), iterations, logical, how, comm, worker.stop)

@@ -17,15 +17,15 @@ from stagerun.system.world import default_threads
 from stagerun.train.first_look import look_first
 from stagerun.train.options import Cut, RunOptions
 
-SIDE_BY_SIDE = "tools.parallel.stages.train_side_by_side"
+SIDE_BY_SIDE = "tools.parallel.train_side_by_side"
 
 
 @command(grouped=True)
 def run(options: RunOptions, hosts: HostOptions) -> int:
-    """Trains what is not yet done. The same command goes on after a kill, a crash or a full disk.
+    """Trains what is not yet done. The same command resumes after a kill, a crash or a full disk.
 
-    On this machine it starts --nproc workers itself, on others (--hosts) over ssh. Under mpirun, mpiexec, srun, torchrun or any launcher
-    that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, each process joins as one worker.
+    On this machine it starts --nproc workers, on others (--hosts) over ssh. Under mpirun, mpiexec, srun, torchrun or any launcher that
+    sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, each process joins as one worker.
     """
     others = chosen_hosts(hosts)
     if options.parallel is not None:
@@ -46,13 +46,13 @@ def run(options: RunOptions, hosts: HostOptions) -> int:
 def _refuse_with_parallel(options: RunOptions, others: bool) -> None:
     """UsageError for what can't go with --parallel."""
     if wing(SIDE_BY_SIDE) is None:
-        raise UsageError("--parallel: this installation lacks stagerun/tools/parallel", "install all of stagerun")
+        raise UsageError("--parallel: this installation lacks stagerun/tools/parallel.py", "install all of stagerun")
     wrong = {
         "--nproc": options.nproc not in (None, 1), "--hosts": others, "--profile": options.profile is not None,
         "--replay": options.replay is not None, "--log": bool(options.log),
         "--bind numa": options.bind == "numa", "--timeout": bool(options.timeouts),
     }  # fmt: skip
-    if names := [name for name, given in wrong.items() if given]:
+    if names := [name for name, wanted in wrong.items() if wanted]:
         raise UsageError(
             f"--parallel with {listed(names)}: stages side by side have one worker each, on this machine",
             "leave one of them out",
@@ -62,7 +62,7 @@ def _refuse_with_parallel(options: RunOptions, others: bool) -> None:
 
 
 def job_of(options: RunOptions, cut: Cut | None = None) -> Job:
-    """What a worker of the run does."""
+    """Return the function that a worker of the run calls."""
 
     def job(world: Any, stop: Any, watch: Any) -> int:
         from stagerun.train.worker import train  # and with it torch
@@ -93,5 +93,5 @@ def _on_hosts(options: RunOptions, hosts: HostOptions) -> int:
 
     schedule = load(options.folder, options.overrides)
     out = options.out if options.replay is None else str(options.output(schedule))
-    there = replace(options, folder=hosts.folder_there(options.folder), out=out)
-    return on_hosts(there.orders, options.folder, schedule, hosts, options.nproc)
+    remote = replace(options, folder=hosts.folder_on_host(options.folder), out=out)
+    return on_hosts(remote.orders, options.folder, schedule, hosts, options.nproc)

@@ -1,4 +1,4 @@
-"""What each host reads of a schedule, as a value that can be sent as JSON; in what hosts differ, and which is the odd one."""
+"""Comparison of hosts: what each host reads of a schedule, as a value that JSON can send, and which hosts differ."""
 
 import hashlib
 import os
@@ -21,8 +21,8 @@ _NAMED = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What is wrong with hosts, in words of an error. `hosts` are those it is about, in the order of the facts; () for the one that says so.
-    `code` is the exit code of a refusal, 0 of a warning."""
+    """A difference between hosts, worded as an error. `hosts`: those it is about, in the order of the facts; () for the reporting host.
+    `code`: exit code of a refusal, 0 of a warning."""
 
     text: str
     hint: str = ""
@@ -35,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
-    """An LMDB of the schedule. `seen` is None where it isn't there, or can't be used (then there is a Finding)."""
+    """An LMDB of the schedule. `seen` is None if it is missing or unusable (then a Finding says why)."""
 
     role: str  # "train" or "val"
     path: str
@@ -44,7 +44,7 @@ class Images:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reads:
-    """What a host reads of a schedule: `settings` is a digest of all that it says but its paths, `files` digests of its files by name."""
+    """A host's reading of a schedule: `settings` is a digest of everything in it but its paths, `files` digests of its files by name."""
 
     settings: str
     files: Mapping[str, str]
@@ -52,7 +52,7 @@ class Reads:
 
 
 def what_is_read(schedule: Schedule, troubles: list[Finding], images: bool = True) -> Reads:
-    """With the state of each LMDB where `images` are asked for; what is wrong with one goes to `troubles`."""
+    """Read the settings and, with `images`, the state of each LMDB; problems with one are added to `troubles`."""
     folder = schedule.python.folder or "."
     digests = {
         os.path.relpath(path, folder): hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
@@ -60,36 +60,36 @@ def what_is_read(schedule: Schedule, troubles: list[Finding], images: bool = Tru
     }
     files = {name: digest[:16] for name, digest in {**digests, **mean_digests(schedule)}.items()}
     trained = {source.path for source in schedule.training_sets}
-    found = [
+    looked = tuple(
         Images(
             role="train" if source.path in trained else "val",
             path=source.path,
             seen=tried(troubles, partial(_glance, source)),
         )
         for source in (schedule.sources if images else ())
-    ]
-    return Reads(settings=settings_digest(schedule), files=files, images=tuple(found))
+    )
+    return Reads(settings=settings_digest(schedule), files=files, images=looked)
 
 
 def _glance(source: Source) -> Glance:
-    """Of images in class folders, imported or not, by their names and sizes. DataError."""
+    """Look at a set; images in class folders, imported or not, by their names and sizes. DataError."""
     if is_class_folder(source.path):
         listed = small(source.path)
         state = seen(listed)
-        found = Glance(records=len(listed.names), size=state.bytes, fingerprint=state.files, ends="")
+        looked = Glance(records=len(listed.names), size=state.bytes, fingerprint=state.files, ends="")
     else:
-        found = glance(source.path)
-    if found.records != source.images:
+        looked = glance(source.path)
+    if looked.records != source.images:
         raise DataError(
-            f"{source.path}: holds {found.records} records, but the schedule says images: {source.images}",
-            f"write `images: {found.records}` beside its `source` in schedule.prototxt, or name the folder meant",
+            f"{source.path}: holds {looked.records} records, but the schedule says images: {source.images}",
+            f"write `images: {looked.records}` next to its `source` in schedule.prototxt, or name the right folder",
         )
-    return found
+    return looked
 
 
 def settings_digest(schedule: Schedule) -> str:
-    """Of all that the schedule says, but where this host has its files, and what only this host's time and room depend on. Whether there is a
-    scratch folder is the same for all: they copy together."""
+    """Return a digest of the schedule without its paths on this host, and without settings that only this host's time and room depend
+    on. Hosts must agree whether to use scratch: they copy together."""
 
     def of_all(data: Data) -> Data:
         return replace(
@@ -111,12 +111,12 @@ def settings_digest(schedule: Schedule) -> str:
     code |= {f"labels: {val.labels_digest}" for stage in schedule.stages for val in stage.data.val if val.labels_digest}
     code |= {f"mean_file {name}: {digest}" for name, digest in mean_digests(schedule).items()}
     alike = schedule.with_data(of_all)
-    text = "\n".join([canonical(replace(alike, stages=tuple(map(_without_place, alike.stages)))), *sorted(code)])
+    text = "\n".join([canonical(replace(alike, stages=tuple(map(_without_paths, alike.stages)))), *sorted(code)])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _without_place(stage: Stage) -> Stage:
-    """Without where this host has the weights and mean images that it names."""
+def _without_paths(stage: Stage) -> Stage:
+    """Remove the paths of weights and mean images on this host."""
     solver = stage.solver
     transform, tested = (replace(one, mean_path="") for one in (solver.transform, solver.test_transform))
     solver = replace(solver, transform=transform, test_transform=tested)
@@ -126,7 +126,7 @@ def _without_place(stage: Stage) -> Stage:
 
 
 def tried(troubles: list[Finding], do: Callable[[], T]) -> T | None:
-    """`do()`; None after a StagerunError, which goes to `troubles`."""
+    """Return `do()`; None after a StagerunError, which is added to `troubles`."""
     try:
         return do()
     except StagerunError as error:
@@ -139,44 +139,46 @@ def tried(troubles: list[Finding], do: Callable[[], T]) -> T | None:
 
 
 def worst(findings: Iterable[Finding]) -> int:
-    """The exit code of all of them; 0 where none refuses. Of several the least, which is the nearest to a mistake of the user's."""
+    """Return the exit code of all findings, 0 if none refuses. Of several the least, the nearest to a mistake of the user."""
     return min((int(finding.code) for finding in findings if finding.code), default=0)
 
 
 def other_schedules(reads: Mapping[str, Reads]) -> list[Finding]:
-    """What hosts read otherwise than most of them."""
-    found = []
-    groups = _groups({host: one.settings for host, one in reads.items()})
-    for _, hosts in groups[1:]:
-        norm, mine = reads[groups[0][1][0]].files, reads[hosts[0]].files
-        files = sorted(name for name in mine.keys() | norm.keys() if mine.get(name) != norm.get(name))
-        what = ", ".join(files) or "the options (`--set`)"
+    """Return findings on hosts that read something else than most of them."""
+    findings = []
+    (_, most), *others = _groups({host: its.settings for host, its in reads.items()})
+    for _, hosts in others:
+        norm, here = reads[most[0]].files, reads[hosts[0]].files
+        files = sorted(name for name in here.keys() | norm.keys() if here.get(name) != norm.get(name))
+        differing = ", ".join(files) or "the options (`--set`)"
         hint = "copy the schedule's folder to every host" if files else "give the same --set on all hosts"
-        text = f"{names(hosts)}: the schedule is another than on {names(groups[0][1])}: {what}"
-        found.append(Finding(hosts=tuple(hosts), text=text, hint=hint, code=ExitCode.RESUME_REFUSED))
+        text = f"{names(hosts)}: the schedule is another than on {names(most)}: {differing}"
+        findings.append(Finding(hosts=tuple(hosts), text=text, hint=hint, code=ExitCode.RESUME_REFUSED))
     for role in ("train", "val"):
-        found += _other_images({host: [i for i in one.images if i.role == role] for host, one in reads.items()}, role)
-    return found
+        images = {host: [i for i in its.images if i.role == role] for host, its in reads.items()}
+        findings += _other_images(images, role)
+    return findings
 
 
 def _other_images(images: Mapping[str, Sequence[Images]], role: str) -> list[Finding]:
-    """For hosts that have them. By fingerprint if all have one; else by the file."""
-    seen = {host: (image.path, image.seen) for host, found in images.items() for image in found if image.seen}
+    """Compare hosts that have the images: by fingerprint if all have one, else by the file."""
+    seen = {host: (image.path, image.seen) for host, sets in images.items() for image in sets if image.seen}
     all_fingerprints = all(looked.fingerprint for _, looked in seen.values())
     hint = "copy the same LMDB to all hosts, with its side file"
     if not all_fingerprints:
-        hint += "; where they hold the same records, `stagerun data index` on each host shows it"
+        hint += "; where they hold the same records, `stagerun data verify --index` on each host shows it"
     states = {}
     for host, (_, looked) in seen.items():
         file = f"{size(looked.size)}, ends {looked.ends[:12]}"
         state = f"fingerprint {looked.fingerprint[:12]}" if all_fingerprints else file
         states[host] = f"{count(looked.records, 'record')}, {state}"
     where = next((path for path, _ in seen.values()), "")
-    return odd_ones(states, f"{role} images ({where})", hint, ExitCode.DATA)
+    return outliers(states, f"{role} images ({where})", hint, ExitCode.DATA)
 
 
-def odd_ones(values: Mapping[str, str], what: str, hint: str = "", code: int = 0) -> list[Finding]:
-    """A finding for each value that is not that of most hosts; one that names all, where no value is that of most. `values` by host."""
+def outliers(values: Mapping[str, str], what: str, hint: str = "", code: int = 0) -> list[Finding]:
+    """Return a finding for each value that differs from the value of most hosts; without a majority a single finding names all. `values` by
+    host."""
     groups = _groups(values)
     if len(groups) < 2:
         return []
@@ -190,7 +192,7 @@ def odd_ones(values: Mapping[str, str], what: str, hint: str = "", code: int = 0
 
 
 def _groups(values: Mapping[str, str]) -> list[tuple[str, list[str]]]:
-    """(value, hosts that have it), the most first; of as many that of the first host."""
+    """Return (value, its hosts), the largest group first; of equal ones the group of the first host."""
     groups: dict[str, list[str]] = {}
     for host, value in values.items():
         groups.setdefault(value, []).append(host)
@@ -198,7 +200,7 @@ def _groups(values: Mapping[str, str]) -> list[tuple[str, list[str]]]:
 
 
 def names(hosts: Sequence[str]) -> str:
-    """`node1, node2`; of many only the first few."""
+    """Return `node1, node2`; of many hosts only the first few."""
     if len(hosts) > _NAMED + 1:
         return f"{', '.join(hosts[:_NAMED])} and {len(hosts) - _NAMED} other hosts"
     return ", ".join(hosts)

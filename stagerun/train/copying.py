@@ -1,10 +1,10 @@
-"""Images that are made on the nodes' own disks before training: copies of LMDBs in scratch, and LMDBs of folders of class folders.
+"""Images made on the nodes' disks before training: copies of LMDBs in scratch, and LMDBs of folders of class folders.
 
 Every rank asks for them, in a thread; locks on the node's disk settle which rank of a node makes them. The ranks meanwhile meet once a
-second: a request to stop reaches all, and rank 0 knows how far each node is.
+second: a request to stop reaches all, and rank 0 learns the progress of each node.
 
-Folders are imported into scratch by every node for itself. Into OUT/data rank 0's node comes first, and then the others look: what a
-shared file system shows them is there, and nodes with a disk of their own each import.
+Every node imports folders into its scratch. Into OUT/data rank 0's node imports first, and then the others look: they use the LMDBs
+that a shared file system shows them, and nodes with a local disk each import.
 """
 
 import enum
@@ -21,9 +21,9 @@ from stagerun.base.events import Note
 from stagerun.base.recipe import Data, Schedule, Source
 from stagerun.base.text import duration, listed, size
 from stagerun.comm import Comm, gather_json
-from stagerun.data.importing.first_use import Imported, have, remove_others
+from stagerun.data.importing import have, remove_others
 from stagerun.data.records import SwitchingRecords
-from stagerun.data.scratch import Copy, CopyStopped, Found, Original, Progress, look, stage
+from stagerun.data.scratch import Copy, CopyStopped, Original, Progress, look, stage
 from stagerun.language import require_folders
 from stagerun.system.host import host_name
 from stagerun.system.image_folder import is_class_folder
@@ -44,7 +44,7 @@ Work = Callable[[Stop, Watch], None]
 
 
 class Status(enum.IntEnum):
-    """What a rank's thread is doing, or how it ended."""
+    """State of a rank's thread."""
 
     RUNNING = 0
     WAITING = 1  # for another process that does the same, of this run or another
@@ -54,7 +54,7 @@ class Status(enum.IntEnum):
 
 
 class Task(threading.Thread):
-    """`work` in a thread, which asks whether to stop (CopyStopped then) and says how far it is."""
+    """`work` in a thread, which polls for a stop (CopyStopped then) and reports progress."""
 
     def __init__(self, work: Work) -> None:
         super().__init__(name="images", daemon=True)
@@ -65,7 +65,7 @@ class Task(threading.Thread):
     def run(self) -> None:
         try:
             self._work(self._stop_asked.is_set, partial(setattr, self, "progress"))
-        except BaseException as error:  # whatever it is, it belongs to the rank
+        except BaseException as error:  # the rank raises it
             self._error = error
 
     def stop(self) -> None:
@@ -82,30 +82,28 @@ class Task(threading.Thread):
         return Status.STOPPED if isinstance(self._error, CopyStopped) else Status.FAILED
 
     def require_done(self) -> None:
-        """Raise what went wrong in the thread; a stop is no error."""
+        """Raise the error of the thread; a stop counts as success."""
         if self._error is not None and not isinstance(self._error, CopyStopped):
             raise self._error
 
     def close(self) -> None:
-        """Stop, and wait for the end no longer than `_PATIENCE_S` from the request on."""
+        """Stop, and wait at most `_PATIENCE_S` from the request on."""
         self.stop()
         self.join(max(0.0, self._stopped_at + _PATIENCE_S - time.monotonic()))
 
 
 def meet(work: Work, comm: Comm, stop: Stop, what: str, show: Callable[[int], str]) -> Generator[Note, None, bool]:
-    """Do the work in a thread until every rank's has ended. Collective. True if it was a request to stop; one rank's error, or request, ends all.
-
-    The notes say how far the slowest node is with `what`, in numbers as `show` writes them.
-    """
+    """Do the work in a thread until every rank's has ended. Collective. True if it was a request to stop; one rank's error, or request,
+    ends all. The notes show the progress of the slowest node; `show` formats amounts."""
     began, hosts = time.monotonic(), hosts_of(comm)
     next_note, pause, seen = _FIRST_NOTE_S, 0.02, -1
-    before: dict[int, int] = {}  # done when a rank was first heard of: by an earlier process
+    before: dict[int, int] = {}  # progress when a rank first reported: made by an earlier process
     with comm.pulse.section(Section.COPY), closing(Task(work)) as task:
         task.start()
         while True:
             task.join(pause)
             pause, progress, status = min(_MEET_EVERY_S, 2 * pause), task.progress, task.status()
-            # Whoever copies shows that it gets on; whoever is done, or waits for another run's copy, that it is there.
+            # A heartbeat after progress while copying; otherwise always.
             if status is not Status.RUNNING or progress.done != seen:
                 seen = progress.done
                 comm.pulse.beat()
@@ -134,7 +132,7 @@ def meet(work: Work, comm: Comm, stop: Stop, what: str, show: Callable[[int], st
 
 
 def _all_rows(comm: Comm, row: Sequence[int]) -> list[list[int]]:
-    """Every rank's row, by rank. Collective; PeerError."""
+    """Return every rank's row, by rank. Collective; PeerError."""
     table = torch.zeros((comm.size, len(row)), dtype=torch.int64)
     table[comm.rank] = torch.tensor(row)
     try:
@@ -142,20 +140,20 @@ def _all_rows(comm: Comm, row: Sequence[int]) -> list[list[int]]:
     except PeerError as error:
         raise PeerError(
             f"lost the other workers while images were copied: {error.message.rpartition(': ')[2]}",
-            "run the same command again: the copy goes on where it was",
+            "run the same command again to resume the copy",
         ) from error
     return table.tolist()
 
 
 def _heard(comm: Comm, texts: Sequence[str]) -> list[tuple[str, str]]:
-    """(host, text) of what all ranks say. Collective."""
-    return [(host, text) for host, said in gather_json(comm, [host_name(), texts]) for text in said]
+    """Return (host, text) of the texts of all ranks. Collective."""
+    return [(host, text) for host, all_texts in gather_json(comm, [host_name(), texts]) for text in all_texts]
 
 
-def _notes(said: Sequence[tuple[str, str]], named: bool = True, warning: bool = False) -> Iterator[Note]:
-    """Each text of (host, text) once; if `named`, after the hosts that say it."""
-    for text in dict.fromkeys(text for _, text in said):
-        hosts = list(dict.fromkeys(host for host, other in said if other == text))
+def _notes(heard: Sequence[tuple[str, str]], named: bool = True, warning: bool = False) -> Iterator[Note]:
+    """Yield each text of (host, text) once; if `named`, after its hosts."""
+    for text in dict.fromkeys(text for _, text in heard):
+        hosts = list(dict.fromkeys(host for host, other in heard if other == text))
         yield Note(text=f"{listed(hosts, _MOST_NODES_NAMED)}: {text}" if named else text, warning=warning)
 
 
@@ -168,29 +166,25 @@ class Copying:
         self._originals: list[Original] = []
         self._copies: list[Copy] = []
         self._records: list[SwitchingRecords] = []
-        self._said: set[tuple[str, str]] = set()  # (host, text) of what was reported
+        self._reported: set[tuple[str, str]] = set()  # (host, text)
 
     def first(self, comm: Comm, stop: Stop) -> Generator[Note, None, bool]:
-        """Have every node's copies made; True if asked to stop meanwhile. Collective. DataError, StorageError, PermissionDenied."""
+        """Copy on every node; True if asked to stop meanwhile. Collective. DataError, StorageError, PermissionDenied."""
         self._originals = everyone(comm, lambda: [look(source.path) for source in self._sources])
-        removed = list[Found]()
 
         def copy(stop: Stop, watch: Watch) -> None:
-            reserve, note = self._data.scratch_reserve, removed.append
-            self._copies = stage(self._originals, self._scratch, reserve, stop=stop, watch=watch, removed=note)
+            self._copies = stage(self._originals, self._scratch, self._data.scratch_reserve, stop=stop, watch=watch)
 
         if (yield from meet(copy, comm, stop, f"copying the images to {self._scratch}", size)):
             return True
         yield from self._result(comm)
-        told = [f"removed {old.folder}, to make room: a copy of {old.manifest.source}" for old in removed]
-        yield from _notes(_heard(comm, told))
         self._require_same(comm)
         return False
 
     def _result(self, comm: Comm) -> Iterator[Note]:
         seconds, copied = sum(copy.seconds for copy in self._copies), sum(copy.bytes for copy in self._copies)
         ranks = gather_json(comm, [host_name(), seconds, copied])
-        # Of a node's ranks one has copied.
+        # One rank of each node has copied.
         host, seconds, copied = max(ranks, key=lambda rank: rank[1] if rank[2] else -1)
         text = f"the images are in {self._scratch}"
         if copied:
@@ -200,7 +194,7 @@ class Copying:
         yield Note(text=text)
 
     def _require_same(self, comm: Comm) -> None:
-        """DataError on all ranks where nodes have copies of one state of an LMDB that differ: some would train on other images."""
+        """Raise DataError on all ranks if copies of one LMDB differ between nodes: some would train on other images."""
         ranks = gather_json(comm, [host_name(), {copy.original.name: copy.digest for copy in self._copies}])
 
         def same() -> None:
@@ -218,7 +212,7 @@ class Copying:
         everyone(comm, same)
 
     def records(self) -> list[SwitchingRecords]:
-        """What to read, of each source. DataError, StorageError."""
+        """Return the records to read, of each source. DataError, StorageError."""
         copies: Sequence[Copy | None] = self._copies or [None] * len(self._originals)
         self._records = [
             SwitchingRecords(original, source.images, copy)
@@ -227,21 +221,15 @@ class Copying:
         return self._records
 
     def news(self, comm: Comm, all_nodes: bool) -> Iterator[Note]:
-        """What has happened since the last call, on rank 0's node or, collectively, on all of them."""
-        mine = list[str]()
+        """Yield problems since the last call, on rank 0's node or, collectively, on all of them."""
+        texts = list[str]()
         for records in self._records:
-            while records.trouble:
-                mine.append(records.trouble.pop(0))
-        heard = _heard(comm, mine) if all_nodes else [(host_name(), text) for text in mine]
-        # A node's ranks all say how it went.
-        new = [one for one in heard if one not in self._said]
-        self._said |= set(new)
+            texts += records.trouble
+            records.trouble.clear()
+        heard = _heard(comm, texts) if all_nodes else [(host_name(), text) for text in texts]
+        new = [one for one in heard if one not in self._reported]  # all ranks of a node report the same
+        self._reported |= set(new)
         yield from _notes(new, warning=True)
-
-    def close(self) -> None:
-        """Lets go of the copies."""
-        for copy in self._copies:
-            copy.close()
 
 
 class Importing:
@@ -249,14 +237,13 @@ class Importing:
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        self._imported: list[Imported] = []
         self.done = self.any = False  # any: some rank's node has folders
 
     def first(self, comm: Comm, stop: Stop) -> Generator[Note, None, bool]:
-        """Have every node's images imported; True if asked to stop meanwhile. Collective. RecipeError, DataError, StorageError,
+        """Import every node's images; True if asked to stop meanwhile. Collective. RecipeError, DataError, StorageError,
         PermissionDenied."""
         schedule = self._schedule
-        # One that can't be used has no import, and `_require` says why.
+        # A folder that can't be used has no import, and `_require` says why.
         here = [n for n, s in enumerate(schedule.sources) if s.path in schedule.imports or is_class_folder(s.path)]
         needed = sorted({n for one in gather_json(comm, here) for n in one})
         self.any = bool(needed)
@@ -271,16 +258,16 @@ class Importing:
         return False
 
     def _require(self, needed: Sequence[int]) -> None:
-        """RecipeError for what is wrong with the folders; DataError where this node lacks one that another has."""
+        """Raise RecipeError for mistakes in the folders; DataError if this node lacks a folder that another has."""
         require_folders(self._schedule)
         for path in (self._schedule.sources[n].path for n in needed):
             if path not in self._schedule.imports:
-                text = f"{path} is not a folder of class folders on {host_name()}, and is one on another host"
+                text = f"{path} is not a folder of class folders on {host_name()}, unlike on another host"
                 raise DataError(text, "copy the same images to all hosts")
 
     def _turn(self, ranks: range, comm: Comm, stop: Stop) -> Generator[Note, None, bool]:
-        """These ranks have theirs; as `first`."""
-        imports, imported = self._schedule.imports, list[Imported]()
+        """Import on these ranks; the result as `first`."""
+        imports, imported = self._schedule.imports, list[str]()
         folders = [source.path for source in self._schedule.sources if source.path in imports]
         total = sum(imports[folder].images for folder in folders)
 
@@ -288,21 +275,20 @@ class Importing:
             before = 0
             for folder in folders if comm.rank in ranks else ():
 
-                def told(one: Progress, before: int = before) -> None:
+                def report(one: Progress, before: int = before) -> None:
                     watch(Progress(before + one.done, total, one.waiting))
 
-                imported.append(have(folder, imports[folder], self._schedule.data, stop, told))
-                self._imported.append(imported[-1])
+                imported.extend(have(folder, imports[folder], self._schedule.data, stop, report))
                 before += imports[folder].images
 
         if (yield from meet(work, comm, stop, "importing the images", str)):
             return True
-        heard = _heard(comm, [text for one in imported for text in one.said])
+        heard = _heard(comm, imported)
         yield from _notes(heard, named=len(set(hosts_of(comm))) > 1)
         return False
 
     def remove_others(self, comm: Comm, first: bool) -> None:
-        """Removes earlier states of the folders from OUT/data, in one process of each node (`first`), once all have opened theirs.
+        """Remove earlier states of the folders from OUT/data, in one process of each node (`first`), once all have opened their LMDBs.
         Collective; for the run that has locked OUT. StorageError, PermissionDenied."""
         if self.any and self._schedule.data.scratch is None:
             imports = list(self._schedule.imports.values())
@@ -313,8 +299,3 @@ class Importing:
                     remove_others(one, keep)
 
             everyone(comm, remove)
-
-    def close(self) -> None:
-        """Lets go of the LMDBs."""
-        for one in self._imported:
-            one.close()

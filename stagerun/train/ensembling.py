@@ -5,10 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from stagerun.base.events import EnsembleTested, Event, Stopped
-from stagerun.base.nets import ignored_in
 from stagerun.base.recipe import EnsembleRule
-from stagerun.engine.ensemble import together
-from stagerun.engine.evaluate import Classifier, Measure, Score, score
+from stagerun.base.wings import ignored_in
+from stagerun.engine.evaluate import Classifier, Measure, Score, score, together
 from stagerun.engine.update import explained
 from stagerun.plan.ensembles import made_from, tested_set
 from stagerun.system.typed import read_as
@@ -16,20 +15,20 @@ from stagerun.train.agreement import rank0
 from stagerun.train.averaging import average_of, keep
 from stagerun.train.finish import finite
 from stagerun.train.hooks.evaluations import evaluation
-from stagerun.train.members import AskedToStop, EnsembleRun
+from stagerun.train.members import EnsembleRun, StopRequested
 from stagerun.train.results import write_result
 
 
 def test_ensemble(run: EnsembleRun) -> Iterator[Event]:
-    """Evaluates the ensemble and writes its result. Collective; ends after a Stopped, or after EnsembleTested.
+    """Evaluate the ensemble and write its result. Collective; ends after a Stopped, or after EnsembleTested.
 
-    A kill leaves nothing of it, and it is evaluated anew. ResumeRefused for a snapshot of another network.
+    A kill leaves no trace, and the next run evaluates again. ResumeRefused for a snapshot of another network.
     """
     began, ensemble = time.monotonic(), run.ensemble
     size = min(stage.solver.test_batch_size for stage in run.stages)
     try:
         with explained(size, "test_batch_size"):
-            # The top-1 of members that no stage ends with: no one has evaluated them yet.
+            # The top-1 of members inside a stage, which were not evaluated yet.
             before = {
                 ensemble.members[number]: _score(run, [run.member(number)], size).top1
                 for number, (_, iter) in enumerate(ensemble.points)
@@ -39,44 +38,43 @@ def test_ensemble(run: EnsembleRun) -> Iterator[Event]:
                 members = [(yield from average_of(run))]
             else:
                 members = [run.member(number) for number in range(len(run.stages))]
-            found = _score(run, members, size)
-    except AskedToStop:
+            scored = _score(run, members, size)
+    except StopRequested:
         stage, iter = run.begins_at
         yield Stopped(stage=stage, iter=iter, reason=f"asked to stop; ensemble `{ensemble.name}` is left out")
         return
     if ensemble.averages:
         rank0(run.worker.comm, lambda: keep(run, members[0].model))  # before its result
-    result = rank0(run.worker.comm, lambda: _result(run, found, before, time.monotonic() - began))
+    result = rank0(run.worker.comm, lambda: _result(run, scored, before, time.monotonic() - began))
     yield read_as(EnsembleTested, result)
 
 
 def _score(run: EnsembleRun, members: Sequence[Classifier], size: int) -> Score:
-    """All images of the first validation set, `size` at a time. Collective."""
+    """Evaluate on all images of the first validation set, `size` at a time. Collective."""
     first, worker = run.stages[0], run.worker
     stage = replace(first, solver=replace(first.solver, test_batch_size=size))
     answer = together(members, run.ensemble.rule)
     images = evaluation(worker, stage, stage.data.val[0], worker.final_test_iter)  # `check` wants a set
     with images as (batches, count):
         measure = Measure(members[0].normalise, ignored=ignored_in(first))
-        found = score(answer, batches, count, measure, worker.comm, worker.stop)
-    if found is None:
-        raise AskedToStop
-    return found
+        scored = score(answer, batches, count, measure, worker.comm, worker.stop)
+    if scored is None:
+        raise StopRequested
+    return scored
 
 
-def _result(run: EnsembleRun, found: Score, before: dict[str, float], seconds: float) -> dict[str, object]:
-    """Rank 0's: the result, written to disk. `before`: top-1 of members from before a stage's end."""
-    keeper, schedule, members = run.worker.keeper, run.worker.schedule, run.ensemble.members
-    assert keeper is not None
+def _result(run: EnsembleRun, scored: Score, before: dict[str, float], seconds: float) -> dict[str, object]:
+    """Write the result on rank 0, and return it. `before`: top-1 of members from before a stage's end."""
+    keeper, schedule, members = run.worker.rank0_keeper, run.worker.schedule, run.ensemble.members
     ends = {t.result.stage: t.result.top1 for t in run.trained if t.result is not None}
     alone = {name: top1 for name in members if (top1 := before.get(name, ends.get(name))) is not None}
     best = max(alone, key=lambda name: alone[name])
     tested = EnsembleTested(
         name=run.ensemble.name,
-        images=found.images,
-        top1=found.top1,
-        top5=found.top5,
-        loss=finite(found.loss),
+        images=scored.images,
+        top1=scored.top1,
+        top5=scored.top5,
+        loss=finite(scored.loss),
         seconds=seconds,
         best=best,
         best_top1=alone[best],

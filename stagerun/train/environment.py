@@ -1,4 +1,4 @@
-"""What the bits of a stage depend on besides its definition, and what a run promises where it resumes."""
+"""The environment that a stage's bits depend on besides its definition, and the promise of a run when it resumes."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -17,7 +17,6 @@ from stagerun.engine.augment import colours_made_by
 from stagerun.engine.device import RECORDED_SINCE, differences, environment, flags_apart
 from stagerun.plan import Plan, PlannedStage, State
 
-# What the bits of a stage depend on besides its definition, in this process.
 Environment = Callable[[Stage], Mapping[str, str]]
 
 
@@ -26,11 +25,12 @@ def other_machines(comm: Comm, device: torch.device) -> str:
     first, *others = gather_json(comm, _machine(device, comm.size, ""))
     ranks: dict[str, list[str]] = {}
     for rank, other in enumerate(others, 1):
-        said = {n: other.get(n, "none") for n in sorted(other.keys() | first.keys()) if other.get(n) != first.get(n)}
-        if "processor flags" in said:
-            said["processor flags"] = flags_apart(first.get("processor flags", ""), said["processor flags"])
-        if said:
-            ranks.setdefault(", ".join(f"{name} {text}" for name, text in said.items()), []).append(str(rank))
+        names = [name for name in sorted(other.keys() | first.keys()) if other.get(name) != first.get(name)]
+        differing = {name: other.get(name, "none") for name in names}
+        if "processor flags" in differing:
+            differing["processor flags"] = flags_apart(first.get("processor flags", ""), differing["processor flags"])
+        if differing:
+            ranks.setdefault(", ".join(f"{name} {text}" for name, text in differing.items()), []).append(str(rank))
     return "; ".join(f"rank{'s' if len(who) > 1 else ''} {' '.join(who)}: {text}" for text, who in ranks.items())
 
 
@@ -42,22 +42,22 @@ def environment_of(
     schedule: Schedule, stage: Stage, device: torch.device, workers: int, others: str = ""
 ) -> dict[str, str]:
     """Return what the stage's snapshots record, and what is compared with the snapshot that it resumes from. `others`: see `other_machines`."""
-    found = _machine(device, workers, layout_of(schedule.determinism, workers))
+    bits = _machine(device, workers, layout_of(schedule.determinism, workers))
     if others:
-        found["other ranks"] = others
+        bits["other ranks"] = others
     if stage.data.train.path in schedule.sets:
-        found[TRAINING_SET] = schedule.sets[stage.data.train.path]
+        bits[TRAINING_SET] = schedule.sets[stage.data.train.path]
     if stage.solver.transform.changes_colours:
-        found["colour library"] = colours_made_by()
-    if stage.solver.transform.python:  # what a generator draws may be another in another version
-        found["numpy"] = np.__version__
-    return found
+        bits["colour library"] = colours_made_by()
+    if stage.solver.transform.python:  # another version's generator may draw other numbers
+        bits["numpy"] = np.__version__
+    return bits
 
 
 def promise(schedule: Schedule, planned: PlannedStage, now: dict[str, str], replays: bool = False) -> Note | None:
-    """Say BIT-EXACT, or EQUIVALENT and why, on rank 0. A stage that starts has nothing to be exact to: only an environment
-    unlike its parent's is reported. If the evaluation of a finished stage was interrupted, the evaluation is what resumes. Pushes of
-    several workers (`method: ASYNC`) are exact only to a record (`replays`), with any number of workers."""
+    """Promise BIT-EXACT, or EQUIVALENT and why, on rank 0. For a new stage only an environment unlike its parent's is reported; for a
+    finished one the promise is of its evaluation. Pushes of several workers (`method: ASYNC`) are exact only to a record (`replays`),
+    with any number of workers."""
     piece, tested = planned.until is not None, planned.state is State.DONE
     before = planned.like if piece else planned.end if tested else planned.start
     if before is None or (tested and not planned.stage.data.val):
@@ -70,21 +70,19 @@ def promise(schedule: Schedule, planned: PlannedStage, now: dict[str, str], repl
     what = f"{planned.label} again" if piece else f"the evaluation of {planned.stage.name}" if tested else "resume"
     like = f", before: {before.name}" if piece else ""
     if pushes and not replays and {now["workers"], before.environment.get("workers")} != {"1"}:
-        text = "goes on in an order of pushes that no other run has: its bits are promised to a replay of its record (--replay)"
+        text = "applies pushes in a new order: only a replay of its record (--replay) has the same bits"
         return Note(text=f"{what} {text}")
     if changed:
         return Note(text=f"{what} is EQUIVALENT, not BIT-EXACT{like}: " + "; ".join(changed), warning=True)
     if not piece and planned.state is State.FRESH:
         return None
     if now["device"] != "cpu":
-        return Note(
-            text=f"{what} with everything as before{like}; that a GPU then gives the same bits was not verified"
-        )
+        return Note(text=f"{what} with everything as before{like}; same bits on a GPU were not verified")
     same = before.environment.get("workers") == now["workers"] and not (pushes and replays)
     alike = "threads, workers and reducer" if same else "threads and reducer"
     images = ""
     if TRAINING_SET in now and not tested:
-        whole = all("index " in found[TRAINING_SET] for found in (before.environment, now))
+        whole = all("index " in bits[TRAINING_SET] for bits in (before.environment, now))
         images = ", training images" if whole else ", training images as far as 32 of them show"
     return Note(text=f"{what} is BIT-EXACT{like}: same torch build{images}, processor, instruction set, {alike}")
 
@@ -92,7 +90,7 @@ def promise(schedule: Schedule, planned: PlannedStage, now: dict[str, str], repl
 def promise_of_ensemble(
     schedule: Schedule, ensemble: Ensemble, members: Iterable[SnapshotRef], environment: Environment
 ) -> Note | None:
-    """Say EQUIVALENT and why, if a member was trained in another environment than the ensemble is evaluated in."""
+    """Report EQUIVALENT and why, if a member was trained in another environment than the ensemble is evaluated in."""
     changed: dict[str, None] = {}
     for (name, _), ref in zip(ensemble.points, members, strict=True):
         now = environment(schedule.stage(name))
@@ -104,31 +102,31 @@ def promise_of_ensemble(
     return Note(text=text, warning=True)
 
 
-def require_exact(said: Note | None) -> None:
-    """Raise ResumeRefused if what comes next does not promise the same bits. `said`: the promise."""
-    if said is not None and (said.warning or "is BIT-EXACT" not in said.text):
+def require_exact(promise: Note | None) -> None:
+    """Raise ResumeRefused unless the `promise` of the next step is BIT-EXACT."""
+    if promise is not None and (promise.warning or "is BIT-EXACT" not in promise.text):
         raise ResumeRefused(
-            f"--require-bit-exact: {said.text}",
-            "run where all is as before; without the option training goes on here, equivalent but for rounding",
+            f"--require-bit-exact: {promise.text}",
+            "run in the same environment; without the option training resumes here, equivalent but for rounding",
         )
 
 
 def require_same(plan: Plan, environment: Environment) -> None:
-    """Raise ResumeRefused if the plan would train a missing snapshot again in another environment, and finished stages started from it:
-    they would be stale afterwards. Stages that --redo names may be."""
+    """Raise ResumeRefused if the plan would retrain a missing snapshot in another environment, and finished stages started from it:
+    they would become stale. Stages that --redo names may."""
     schedule, texts, names = plan.schedule, list[str](), dict[str, None]()
     for lost in plan.lost:
         if lost.like is None or not lost.unasked:
             continue
         now = environment(schedule.stage(lost.stage))
-        # What no one recorded may be as it was; if not, the plan sees other bits when they are there.
-        unknown = (RECORDED_SINCE | {TRAINING_SET}) - lost.like.environment.keys()
-        changed = _changed(schedule, lost.like, {name: value for name, value in now.items() if name not in unknown})
+        # Unrecorded parts may be unchanged; if not, the next plan sees the other bits.
+        unrecorded = (RECORDED_SINCE | {TRAINING_SET}) - lost.like.environment.keys()
+        changed = _changed(schedule, lost.like, {name: value for name, value in now.items() if name not in unrecorded})
         if changed:
             where = f"the end of `{lost.stage}`" if lost.end else f"`{lost.stage}@{lost.iter}`"
             text = (
-                f"{where} is gone and would be trained again, in another environment than before ({lost.like.name}); "
-                f"with other bits {listed([f'`{name}`' for name in lost.unasked])}, which came from there, would be stale"
+                f"{where} is missing and would be trained again, in another environment than before ({lost.like.name}); "
+                f"with other bits {listed([f'`{name}`' for name in lost.unasked])}, which start from it, would be stale"
             )
             texts += [text, *(f"  {change}" for change in changed)]
             names |= dict.fromkeys(lost.unasked)
@@ -136,16 +134,15 @@ def require_same(plan: Plan, environment: Environment) -> None:
         redo = " ".join(f"--redo {name}" for name in names)
         raise ResumeRefused(
             "\n".join(texts),
-            f"run where all is as before; or `{redo}` goes on here and, if other bits come, trains what came from there and what follows "
-            "from it again",
+            f"run in the same environment; or `{redo}` trains these stages again here if the bits differ",
         )
 
 
 def _changed(schedule: Schedule, before: SnapshotRef, now: Mapping[str, str], evaluated: bool = False) -> list[str]:
-    """Return what differs. `evaluated`: nothing is trained any more, so the training images don't matter."""
-    of_then, of_now = dict(before.environment), dict(now)
-    old, new = (found.pop(TRAINING_SET, "") for found in (of_then, of_now))
-    found = differences(of_then, of_now, schedule.determinism is Determinism.ELASTIC)
+    """Return the differences. `evaluated`: no training is left, so the training images don't matter."""
+    then, today = dict(before.environment), dict(now)
+    old, new = then.pop(TRAINING_SET, ""), today.pop(TRAINING_SET, "")
+    changes = differences(then, today, schedule.determinism is Determinism.ELASTIC)
     if evaluated or not (old or new) or same_set(old, new):
-        return found
-    return [*found, f"{TRAINING_SET}: {old or 'unknown'} -> {new or 'unknown'}"]
+        return changes
+    return [*changes, f"{TRAINING_SET}: {old or 'unknown'} -> {new or 'unknown'}"]

@@ -1,4 +1,4 @@
-"""How the gradients of a stage's workers come together, and what follows for its training and its snapshots."""
+"""The exchange of gradients between a stage's workers, and its effect on training and snapshots."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -10,9 +10,8 @@ from stagerun.base.wings import wing
 from stagerun.comm import Comm, Reducer, make_reducer
 from stagerun.comm.group import Traffic
 from stagerun.engine.images import Batch
-from stagerun.engine.loop import StageLoop, train
+from stagerun.engine.loop import StageLoop, timed_train, train
 from stagerun.engine.state import TrainState
-from stagerun.engine.timed import timed_train
 from stagerun.engine.update import Arithmetic, Outcome, Pieces, update
 from stagerun.schedule import Knobs
 from stagerun.system.pulse import beating
@@ -21,7 +20,7 @@ from stagerun.train.context import Context, StageRun
 # Starts reading the device batches at (position, count).
 Read = Callable[[Iterable[tuple[int, int]]], AbstractContextManager[Iterator[Batch]]]
 
-# What a wing has instead, by the field of the solver or the method of `sync_param` that asks for it.
+# Subclasses in a wing, by the field of the solver or the method of `sync_param`.
 OTHERS = {
     "compress_param": "wire.compressing.Compressing",
     "LOCAL": "wire.replicas.Replicas",
@@ -31,11 +30,11 @@ OTHERS = {
 
 
 class Exchange:
-    """One rank's part in it, in one stage. Gradients are summed as they are, at every update; a wing's subclasses do otherwise. What is
-    called of it is called on every rank."""
+    """One rank's part of the exchange in one stage. Gradients are summed unchanged at every update; subclasses of a wing replace that.
+    Each method is called on every rank."""
 
-    dense_bytes = 0  # what rank 0 would send in an iteration if they were sent as they are; 0 if they are
-    file_bytes = 0  # about what a snapshot has besides the state's own files
+    dense_bytes = 0  # bytes that rank 0 would send in an iteration without compression; 0 if uncompressed
+    file_bytes = 0  # approximate bytes of a snapshot besides the files of the state
     loop: StageLoop
     reducer: Reducer
 
@@ -43,13 +42,13 @@ class Exchange:
         self.state, self.solver, self.determinism, self.comm = state, solver, determinism, comm
 
     def words(self, images: int) -> str:
-        """How gradients are sent, for people; '' as they are. `images`: of an epoch."""
+        """Describe how gradients are sent; '' if unchanged. `images`: of an epoch."""
         return ""
 
     # -- training
 
     def begin(self, run: StageRun, loop: StageLoop) -> Generator[Event, None, bool]:
-        """Take up what the stage's snapshot has of it, and get ready to train. False after a Stopped; ResumeRefused."""
+        """Restore the state of the exchange from the stage's snapshot, and get ready to train. False after a Stopped; ResumeRefused."""
         self.loop, self.reducer = loop, self.make_reducer()
         yield from ()
         return True
@@ -79,29 +78,29 @@ class Exchange:
         stop: Callable[[], bool],
         hopeless: Callable[[int], bool] = lambda done: False,
     ) -> Outcome:
-        """As `engine.update.update`."""
+        """Call `engine.update.update`."""
         return update(self.state, pieces, knobs, reducer, how, stop, hopeless)
 
     # -- evaluations and snapshots
 
     def show(self) -> None:
-        """Make the network hold what evaluations and snapshots look at."""
+        """Update the network that evaluations and snapshots read."""
 
     def gather(self, keep: bool) -> Mapping[str, memoryview]:
-        """Files of a snapshot besides the state's own, if this rank is to `keep` them: as they are now, until the next call."""
+        """Return files of a snapshot besides those of the state, if this rank is to `keep` them: unchanged until the next call."""
         return {}
 
     def digests(self) -> dict[str, int]:
-        """Digests of what all ranks hold besides the state, as `gather` has left it."""
+        """Return digests of what all ranks hold besides the state, as of the last `gather`."""
         return {}
 
     def needs_others(self) -> str:
-        """What a snapshot would lack that rank 0 wrote alone; '' if nothing."""
+        """Name the content that a snapshot written by rank 0 alone would lack; '' if complete."""
         return ""
 
 
 def exchange_of(state: TrainState, solver: Solver, determinism: Determinism, comm: Comm) -> Exchange:
-    """Make the one that the stage's settings ask for, and give it to `state`. Collective."""
+    """Make the exchange that the stage's settings ask for, and attach it to `state`. Collective."""
     kind = Exchange
     if solver.sync is not None:
         kind = wing(OTHERS[solver.sync.method.value])
@@ -119,7 +118,7 @@ def requests(loop: StageLoop, iter: int, device_batch_size: int) -> Iterator[tup
 
 
 def counted(events: Iterator[Event], traffic: Traffic) -> Generator[Event, None, None]:
-    """The events of a loop, each Iterated with what was sent for it. What is sent between two events is not counted."""
+    """Yield the events of a loop, each Iterated with the bytes sent for it; bytes sent between two events are not counted."""
     sent, before = 0, traffic.sent
     for event in events:
         sent += traffic.sent - before

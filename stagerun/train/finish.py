@@ -22,9 +22,9 @@ from stagerun.train.results import write_result
 
 
 def finish_stage(run: StageRun, state: TrainState, snapshot: str) -> Iterator[Event]:
-    """Evaluate the trained stage, whose last snapshot is on disk, and write the result beside it. Collective.
+    """Evaluate the trained stage, whose last snapshot is on disk, and write the result. Collective.
 
-    `snapshot`: its name, which rank 0 knows. Diverged for a stage of which every iteration was skipped.
+    `snapshot`: its name, on rank 0. Diverged for a stage that skipped every iteration.
     """
     scores: Sequence[SetScore] = ()
 
@@ -32,17 +32,16 @@ def finish_stage(run: StageRun, state: TrainState, snapshot: str) -> Iterator[Ev
         if not run.losses:  # training has ended with Diverged, unless something else ended it right before
             raise all_skipped(run.stage.name, state.iter)
 
-    rank0(run.worker.comm, require_losses)  # it alone has those of lives before
+    rank0(run.worker.comm, require_losses)  # only rank 0 has the losses of previous lives
     if run.stage.data.val:
-        found = yield from evaluate_state(run, state, run.worker.final_test_iter)
-        if found is None:
+        evaluated = yield from evaluate_state(run, state, run.worker.final_test_iter)
+        if evaluated is None:
             yield Stopped(stage=run.stage.name, iter=state.iter, reason="asked to stop")
             return
-        scores = found
+        scores = evaluated
 
     def written() -> dict[str, Any]:
-        keeper, result = run.worker.keeper, _result(run, state, scores, snapshot)
-        assert keeper is not None
+        keeper, result = run.worker.rank0_keeper, _result(run, state, scores, snapshot)
         keeper.require_held()
         write_result(keeper.disk, keeper.out, result)
         return asdict(result)
@@ -89,5 +88,5 @@ def _result(run: StageRun, state: TrainState, scores: Sequence[SetScore], snapsh
 
 
 def finite(loss: float) -> float | None:
-    """None for a loss that is not a finite number, which JSON can't hold and finite weights can give."""
+    """Return None for a loss that is not finite, which JSON can't hold."""
     return loss if math.isfinite(loss) else None

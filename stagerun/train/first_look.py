@@ -1,4 +1,4 @@
-"""What `run` looks at before workers start: most that can go wrong is found here, in the first second and without torch."""
+"""Checks of `run` before workers start: most mistakes are reported here, in the first second and without torch."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +24,8 @@ _LOOKED_AT_BYTES = 16 * 10**9
 
 
 def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode | None:
-    """Look, and print, where rank 0 will be, before `size` workers are started. Return the exit code where there is nothing to do; raise
-    what is wrong."""
+    """Check, and print the plan, where rank 0 will be, before `size` workers are started. Return the exit code if nothing remains;
+    raise on mistakes."""
     out = options.output(schedule)
     schedule = looked_at(schedule, out)
     if options.replay is not None:
@@ -36,13 +36,13 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
             )
         recorded(Path(options.replay), schedule, out)
     require_folders(schedule)
-    plan, found = whole_plan(schedule, out, options.selection)
+    plan, inventory = whole_plan(schedule, out, options.selection)
     say_idle_redo(plan, options)
     if results.nothing_to_do(plan, out):
         say_done(plan, out, options)
         return ExitCode.DONE
     if not options.retry:
-        results.require_progress(DISK, out, results.standing(DISK, out, schedule, found))
+        results.require_progress(DISK, out, results.standing(DISK, out, schedule, inventory))
     check_workers(schedule, size)
     require_weights(plan)
     with signals.held():
@@ -54,35 +54,34 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
 
 
 def require_weights(plan: Plan) -> None:
-    """RecipeError for each stage to be trained whose weights are not where it says; what is in them is looked at when training starts."""
+    """Raise RecipeError for each stage to be trained whose weights file is missing; its content is checked when training starts."""
     problems = Problems(plan.schedule.files)
     for one in plan.work:
         if (weights := needed(one)) is not None:
             try:
                 find(weights)
             except StagerunError as error:
-                place = one.stage.written(one.stage.solver.start_field)
-                problems.add(place or one.stage.span, error.message, error.hint)
+                span = one.stage.written(one.stage.solver.start_field)
+                problems.add(span or one.stage.span, error.message, error.hint)
     if problems:
         raise RecipeError(problems.all())
 
 
-def whole_plan(schedule: Schedule, out: Path, asked: Selection) -> tuple[Plan, store.Inventory]:
-    """The plan of a run before it holds its folder, and the snapshots it was made of: without those that read back otherwise than they were
-    written. The folder can be written then, and no lock says that it is held; a run on another host, of which only a lease is seen, is
-    waited for by the worker."""
-    choice(schedule, *asked)  # a mistake in a name comes before a folder that is held
+def whole_plan(schedule: Schedule, out: Path, selection: Selection) -> tuple[Plan, store.Inventory]:
+    """Return the plan of a run before it holds its folder, and its snapshots, without those that read back differently. The folder is
+    writable then, and not locked; the worker waits for a run on another host, of which only a lease is visible."""
+    choice(schedule, *selection)  # a mistake in a name comes before a folder that is held
     store.prepare(DISK, out)
     with store.Lock(out):
-        found = store.inventory(DISK, out)
-        plan = make_plan(schedule, found, *asked)
+        inventory = store.inventory(DISK, out)
+        plan = make_plan(schedule, inventory, *selection)
         while harmed := [
             ref
             for ref in results.relied_on(plan)
             if ref.bytes <= _LOOKED_AT_BYTES and store.is_harmed(DISK, out, ref.name)
         ]:
-            whole = tuple(ref for ref in found.snapshots if ref not in harmed)
-            found = replace(found, snapshots=whole, damaged=(*found.damaged, *(ref.name for ref in harmed)))
-            plan = make_plan(schedule, found, *asked)
+            whole = tuple(ref for ref in inventory.snapshots if ref not in harmed)
+            inventory = replace(inventory, snapshots=whole, damaged=(*inventory.damaged, *(ref.name for ref in harmed)))
+            plan = make_plan(schedule, inventory, *selection)
     require_fresh(plan)
-    return plan, found
+    return plan, inventory

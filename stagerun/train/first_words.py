@@ -1,4 +1,4 @@
-"""What `run` prints before workers start: the plan, or what there is where nothing is left to do."""
+"""Output of `run` before workers start: the plan, or the results if nothing remains."""
 
 import shlex
 from dataclasses import replace
@@ -13,14 +13,14 @@ from stagerun.logs.table import Opened, all_logs
 from stagerun.plan import Plan, State
 from stagerun.plan.ensembles import ensembles_text
 from stagerun.plan.hours import render_hours
-from stagerun.plan.render import going_on, render_text
+from stagerun.plan.render import render_text, resuming
 from stagerun.train import results
 from stagerun.train.hours import find_hours
 from stagerun.train.options import RunOptions
 
 
 def say_done(plan: Plan, out: Path, options: RunOptions) -> None:
-    """That nothing is left to do, and the results; a tracker that was away gets what it lacks."""
+    """Print that nothing remains, and the results; send a tracker the events that it missed."""
     left = tuple(s.stage.name for s in plan.stages if s.state is State.NOT_CHOSEN)
     say(finished_line(RunFinished(trained=False, seconds=0.0, not_chosen=left)))
     ensembles = results.ensembles(plan, out)
@@ -36,20 +36,20 @@ def say_done(plan: Plan, out: Path, options: RunOptions) -> None:
 
 
 def say_plan(plan: Plan, out: Path, options: RunOptions) -> None:
-    """The plan, or what is left of a run that goes on."""
+    """Print the plan, or the rest of it for a run that resumes."""
     hours = find_hours(plan, out, None)
     left = render_hours(plan, hours).partition("\n")[0] if hours else ""
-    if text := going_on(plan, left if left.startswith("about") else ""):
+    if text := resuming(plan, left if left.startswith("about") else ""):
         options = options if options.replay is None else replace(options, out=str(out))
         same = arguments(options, "folder", "overrides", "out", "redo", "only", "until")
         text = f"{text}\n`{shlex.join(['stagerun', 'plan', *same])}` shows the full plan"
     else:
-        text = render_text(plan, beside=[ensembles_text(results.planned_ensembles(plan, out))])
+        text = render_text(plan, extra=[ensembles_text(results.planned_ensembles(plan, out))])
     say(text + "\n")
 
 
 def say_idle_redo(plan: Plan, options: RunOptions) -> None:
-    """That --redo names what isn't stale."""
+    """Print a note if --redo names a stage that isn't stale."""
     for name in options.redo:
         these = [s for s in plan.stages if name in (s.stage.name, s.stage.group)]
         if not any(s.again or any(s.stage.name in lost.named for lost in plan.lost) for s in these):

@@ -1,4 +1,4 @@
-"""How fast a schedule goes here: as the user says, as the last run went, or as it was rehearsed."""
+"""Estimated hours of a schedule: from a given speed, the last run, or a rehearsal."""
 
 import math
 import time
@@ -23,7 +23,7 @@ from stagerun.plan.hours import (
     hours_of_run,
     left_at,
     measured,
-    not_known,
+    not_measured,
 )
 from stagerun.plan.rehearsal import Figures, doubts, speeds_of
 from stagerun.system.lmdb_file import data_file
@@ -33,7 +33,7 @@ _EVERY_S = 10.0
 
 
 class TimeLeft:
-    """What a run still takes, in seconds by stage and ensemble. What its log shows of its speed is read again after `_EVERY_S` seconds."""
+    """Remaining seconds of a run, by stage and ensemble. The log is read again after `_EVERY_S` seconds."""
 
     def __init__(self, plan: Plan, out: Path) -> None:
         self._plan, self._out, self._read = plan, out, -math.inf
@@ -41,7 +41,7 @@ class TimeLeft:
         self._together: Mapping[str, Spent | None] = {}
 
     def __call__(self, stage: str, iter: int, todo: int, pace: float) -> dict[str, float]:
-        """As `left_at`."""
+        """Return `left_at`."""
         if time.monotonic() - self._read > _EVERY_S:
             self._read = time.monotonic()
             with suppress(StagerunError):  # a log that can't be read
@@ -53,7 +53,7 @@ class TimeLeft:
 
 
 def find_hours(plan: Plan, out: Path, images_per_second: float | None) -> Hours | None:
-    """None where no speed is given or measured. StorageError, PermissionDenied for a log that can't be read."""
+    """Return the estimate, None without a speed. StorageError, PermissionDenied for a log that can't be read."""
     schedule, figures, life = plan.schedule, read_figures(out), read_last_life(out / LOG)
     run = measured(life.seen)
     speeds = _speeds(plan, out, life) if run is not None and (figures is None or _is_newer(life, figures)) else {}
@@ -75,27 +75,27 @@ def find_hours(plan: Plan, out: Path, images_per_second: float | None) -> Hours 
 
 
 def _at(schedule: Schedule, rate: float, figures: Figures | None, run: Measured | None) -> Hours:
-    """At that speed; what doesn't go with it as it was measured here. Of a rehearsal, snapshots alone: its starts are those
-    of the machine that it was on, with a first iteration in them."""
-    known = Measured()
+    """Estimate at that speed, with measured times of snapshots and, of a run, of starts: a rehearsal's starts include a first
+    iteration."""
+    costs = Measured()
     if run is not None and run.blocked is not None:
-        known = run
+        costs = run
     elif figures is not None:
-        known = Measured(blocked=figures.blocked_seconds, written=figures.snapshot_seconds)
-    return at_images_per_second(schedule, rate, known)
+        costs = Measured(blocked=figures.blocked_seconds, written=figures.snapshot_seconds)
+    return at_images_per_second(schedule, rate, costs)
 
 
 def _speeds(plan: Plan, out: Path, life: Life) -> dict[str, float]:
-    """Images per second of each stage that was trained, and of the one that is being trained."""
+    """Return images per second of each trained stage, and of the current one."""
     ended = [(result.stage, result.images_per_second) for result in (*results(plan, out), *life.of(StageFinished))]
     if life.window and (now := life.window[-1].stage) not in {stage for stage, rate in ended if rate > 0}:
         ended.append((now, pace(life.window).images_per_second))
-    known = {stage.name for stage in plan.schedule.stages}
-    return {stage: rate for stage, rate in ended if rate > 0 and stage in known}
+    names = {stage.name for stage in plan.schedule.stages}
+    return {stage: rate for stage, rate in ended if rate > 0 and stage in names}
 
 
 def _is_newer(life: Life, figures: Figures) -> bool:
-    """Whether the run went on after the rehearsal."""
+    """Return whether the run continued after the rehearsal."""
     with suppress(ValueError, OverflowError):
         return life.last is not None and life.last[0] >= time.mktime(time.strptime(figures.date, "%Y-%m-%d %H:%M"))
     return False
@@ -107,7 +107,7 @@ def _rehearsed(plan: Plan, figures: Figures) -> Hours:
     return Hours(
         source=f"with {count(figures.workers, 'worker')}, as rehearsed on {machine}",
         speeds=speeds_of(plan.schedule, figures, figures.workers),
-        left_out=not_known(plan.schedule, Measured(test_image=0.0, blocked=0.0, start=0.0)),
+        left_out=not_measured(plan.schedule, Measured(test_image=0.0, blocked=0.0, start=0.0)),
         notes=tuple(f"a rough estimate: {doubt}" for doubt in doubts(plan, figures)),
         unknown=f"was left out of the rehearsal of {figures.date}, or has changed since, or stagerun has: rehearse again",
     )

@@ -1,4 +1,4 @@
-"""Rank 0's side of a run: the output folder, what is in it, and what goes into it."""
+"""The output folder on rank 0: its snapshots, the plan made from them, and the files that are written or deleted."""
 
 import json
 from collections.abc import Callable, Collection, Mapping
@@ -15,12 +15,12 @@ from stagerun.base.recipe import OnNan, Schedule, Stage
 from stagerun.base.snapshots import SnapshotRef, how_far
 from stagerun.data.weights import looked_at
 from stagerun.language import canonical
-from stagerun.plan import Memory, Plan, State, changed_fields, make_plan, require_fresh
+from stagerun.plan import Plan, State, changed_fields, make_plan, require_fresh
 from stagerun.plan.counting import names_of, targets, under
 from stagerun.store.errors import reporting
 from stagerun.store.layout import averages_folder
 from stagerun.system.files import who_else_writes
-from stagerun.train.progress import ARRIVALS, CODE, RECIPE, STATE, WEIGHTS, Progress, progress_of
+from stagerun.train.progress import ARRIVALS, CODE, RECIPE, STATE, WEIGHTS, Progress, most_bytes, progress_of
 from stagerun.train.results import relied_on, require_progress, standing
 
 
@@ -36,7 +36,7 @@ ALL = Selection()
 
 
 def run_started(schedule: Schedule, **more: Any) -> RunStarted:
-    """The event, with what the schedule says."""
+    """Return the event that opens a run."""
     return RunStarted(
         schedule=schedule.name,
         stages=tuple(stage.name for stage in schedule.stages if stage.enabled),
@@ -50,8 +50,8 @@ def run_started(schedule: Schedule, **more: Any) -> RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """What the snapshots of a stage's run have in common. `parent`: id of the snapshot that it started from, '' for the seed. `id_stage`
-    and `skipped` as in SnapshotRef."""
+    """Facts that the snapshots of a stage's run have in common. `parent`: id of the snapshot that it started from, '' for the seed.
+    `id_stage` and `skipped` as in SnapshotRef."""
 
     stage: Stage
     parent: str
@@ -61,13 +61,12 @@ class Lineage:
 
 
 class Keeper:
-    """Only rank 0 makes one. Holds `out`, by its lock and a lease, from `open` to `close`.
+    """Holds `out`, by its lock and a lease, from `open` to `close`. Rank 0 only.
 
-    `retry`: earlier lives that came to nothing are not a reason to refuse. `say` gets the reason if `open` waits, and `stop` is asked
-    whether to go on waiting.
+    `retry`: don't refuse after earlier lives without progress. `say` gets the reason if `open` waits, and `stop` is polled meanwhile.
     """
 
-    disk: store.Disk = store.LocalDisk()  # tests put one here that fails
+    disk: store.Disk = store.LocalDisk()  # tests replace it by one that fails
 
     def __init__(
         self,
@@ -79,13 +78,13 @@ class Keeper:
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.schedule, self.out, self.selection = schedule, out, selection
-        self._remembered: tuple[Schedule, Memory] = (schedule, {})
+
         self.retry, self.say, self.stop = retry, say, stop
         self.attempt = 1
         self.harmed: list[str] = []  # snapshots that were set aside when this process life began
-        self.began_empty = False  # no snapshot was there when this process life began
+        self.began_empty = False  # the folder had no snapshot when this process life began
         self.serial = 0  # of the newest snapshot that this process life has written, or tried to
-        self.evaluated: set[str] = set()  # names of snapshots whose evaluation is there and counts
+        self.evaluated: set[str] = set()  # names of snapshots whose evaluation counts
         self._lock: store.Lock | None = None
         self._lease: store.Lease | None = None
         self._verified: set[str] = set()  # names of snapshots that read back in this life as they were written
@@ -97,9 +96,9 @@ class Keeper:
         self._names: dict[str, str] = {}  # by snapshot its stage's present name, where it was trained under another
 
     def open(self) -> None:
-        """Look at the images, make the folder, prove that it can be written, take it if no one else holds it, and clear away what a killed
-        run left half done. PermissionDenied, StorageError, FolderInUseError; ResumeRefused after a few lives that got nowhere; an error
-        with the code of a stop."""
+        """Look at the images, make the folder, prove that it can be written, take it if it is free, and remove unfinished files of a
+        killed run. PermissionDenied, StorageError, FolderInUseError; ResumeRefused after a few lives without progress; an error with
+        the code of a stop."""
         self.look_at_images()
         store.prepare(self.disk, self.out)
         with reporting("look at the output folder", self.out):
@@ -109,18 +108,18 @@ class Keeper:
         self._lock.acquire()
         lease = store.Lease(self.disk, self.out)
         lease.wait(self._lock.held, self.say, self.stop)
-        found = self._look()
-        self.began_empty = not found.snapshots and not found.damaged
-        newest = standing(self.disk, self.out, self.schedule, found)
+        inventory = self._look()
+        self.began_empty = not inventory.snapshots and not inventory.damaged
+        newest = standing(self.disk, self.out, self.schedule, inventory)
         if not self.retry:
             require_progress(self.disk, self.out, newest)
         self._lease = lease
         self.attempt = lease.take(newest, store.attempts_seen(self.disk, self.out))
         lease.keep_beating()
-        store.sweep(self.disk, self.out)  # only now: until then they might be those of a run that lives
+        store.sweep(self.disk, self.out)  # only now: until then the files might belong to a live run
 
     def _was_harmed(self, ref: SnapshotRef) -> bool:
-        """Whether a snapshot read back otherwise than it was written; it is set aside then."""
+        """Return whether a snapshot reads back differently than it was written; set it aside then."""
         whole = self.read(ref) is not None
         if whole and not store.is_harmed(self.disk, self.out, ref.name):
             return False
@@ -130,78 +129,73 @@ class Keeper:
         return True
 
     def look_at_images(self) -> bool:
-        """Look which images and weights there are. Returns whether the images differ from the last look."""
+        """Look which images and weights exist. Return whether the images differ from the last look."""
         before, self.schedule = self.schedule.sets, looked_at(self.schedule, self.out)
         self.evaluated.clear()
         self._recipe.clear()
         return self.schedule.sets != before
 
     def forget(self) -> bool:
-        """Have the next plan read the whole folder again, before the run says that nothing is left. False if the last one did."""
+        """Have the next plan read the whole folder again, before the run reports that it is done. False if the last plan did."""
         again, self._forgotten = not self._forgotten, True
         self._seen.clear()
         self.evaluated.clear()
         return again
 
     def close(self, code: int | None = 0) -> None:
-        """`code`: what the process ends with; None if it ends without a word, as a killed one does."""
+        """`code`: exit code of the process; None if it is killed."""
         if self._lease is not None:
             self._lease.release(code)
         if self._lock is not None:
             self._lock.release()
 
     def require_held(self) -> None:
-        """FolderInUseError if another run has taken over: to be asked right before anything is renamed, replaced or deleted.
-        StorageError, PermissionDenied if that can't be known."""
+        """Raise FolderInUseError if another run has taken over: call it right before anything is renamed, replaced or deleted.
+        StorageError, PermissionDenied if the disk can't tell."""
         if self._lease is not None:
             self._lease.require_held()
 
     def require_not_lost(self) -> None:
-        """FolderInUseError if it is known by now that another run has taken over. Looks at no disk."""
+        """Raise FolderInUseError if the lease is already lost. Reads no disk."""
         if self._lease is not None and self._lease.lost:
             self._lease.require_held()
 
     def inventory(self) -> store.Inventory:
-        """With each snapshot under the stage that the newest plan has it for."""
+        """Return the snapshots, each under its stage's name in the newest plan."""
         return under(self._look(), self._names)
 
     def _look(self) -> store.Inventory:
         return store.inventory(self.disk, self.out, seen=self._seen)
 
     def plan(self) -> Plan:
-        """What is left to do. ResumeRefused when a stage is stale and --redo does not name it; StorageError as of
-        `store.answers_now`."""
+        """Plan what remains. ResumeRefused when a stage is stale and --redo does not name it; StorageError as in `store.answers_now`."""
         while True:
-            found = self._look()
-            plan = self._made(found)
+            inventory = self._look()
+            plan = self._made(inventory)
             if not self._whole and any(self._was_harmed(ref) for ref in relied_on(plan)):
                 continue  # the plan without them relies on others
-            anew = {planned.stage.name for planned in plan.stages if planned.state is State.FRESH}
-            if not store.answers_now(self.disk, self.out, found, anew):
+            fresh = {planned.stage.name for planned in plan.stages if planned.state is State.FRESH}
+            if not store.answers_now(self.disk, self.out, inventory, fresh):
                 break
         self._names, self._whole = names_of(plan.inventory), True
         require_fresh(plan)
         return plan
 
     def not_chosen(self) -> tuple[str, ...]:
-        """Stages that --only or --until leaves out, and that are still to be trained."""
+        """Return stages that --only or --until leaves out, and that still have to be trained."""
         stages = self._made(self._look()).stages
         return tuple(planned.name for planned in stages if planned.state is State.NOT_CHOSEN)
 
     def _made(self, found: store.Inventory) -> Plan:
-        if self._remembered[0] is not self.schedule:
-            self._remembered = (self.schedule, {})
-        return make_plan(self.schedule, found, *self.selection, memory=self._remembered[1])
+        return make_plan(self.schedule, found, *self.selection)
 
     def read(self, ref: SnapshotRef, most: Mapping[str, int] | None = None) -> dict[str, bytes] | None:
-        """The verified files of a snapshot, or None: it was damaged, and is set aside now. So is one with a file larger than
-        `most` allows (`store.read`), by default what its network can take, and one whose state no run writes: someone else has signed that.
+        """Return the verified files of a snapshot; None if it was damaged, and is set aside now. A file larger than `most` allows (by
+        default what its network needs), or a state that no run writes, counts as damage.
 
-        After an I/O error once more, when another snapshot of the stage could be read: then it was not the disk that was away. Else
-        StorageError: the disk must be mended. ResumeRefused for one that is too large because it is of another network.
+        After an I/O error read again if another snapshot of the stage can be read: then the disk works. Else StorageError: the disk
+        must be repaired. ResumeRefused for a snapshot that is too large because its network is another.
         """
-        from stagerun.train.snapshot_sizes import most_bytes  # needs torch, which nobody who only imports this does
-
         most = most or most_bytes(self.schedule.stage(ref.stage).model)
         for again in (True, False):
             try:
@@ -222,7 +216,7 @@ class Keeper:
         return None
 
     def is_harmed(self, stage: str, name: str) -> bool:
-        """Whether a snapshot that counts as damaged is: where the disk fails at it, only if it doesn't at another one of the stage."""
+        """Return whether a snapshot listed as damaged really is: an I/O error counts only if another snapshot of the stage can be read."""
         try:
             store.inspect(self.disk, self.out, name)
         except store.Damaged as error:
@@ -246,10 +240,8 @@ class Keeper:
                 ) from error
 
     def commit(self, lineage: Lineage, iter: int, files: Mapping[str, store.Blob], progress: Progress) -> SnapshotRef:
-        """Writes a snapshot; `files` are the tensors'. Called from the writing thread; one at a time.
-
-        StorageError, PermissionDenied, FolderInUseError.
-        """
+        """Write a snapshot with the tensor `files`. Called from the writing thread, one at a time. StorageError, PermissionDenied,
+        FolderInUseError."""
         self.serial += 1
         ref = store.commit(
             self.disk,
@@ -266,7 +258,7 @@ class Keeper:
                 ended=progress.best is not None and progress.best.ended,
             ),
             files={**files, STATE: json.dumps(progress.record()).encode(), **self._recipe_files()},
-            # ARRIVALS says how it came about; nothing that follows depends on it.
+            # ARRIVALS records how training went; nothing later depends on it.
             content=tuple(name for name in files if name != ARRIVALS),
             require_held=self.require_held,
         )
@@ -276,20 +268,20 @@ class Keeper:
     def commit_average(
         self, name: str, stage: Stage, iter: int, weights: bytes, environment: Mapping[str, str]
     ) -> None:
-        """Writes the network that an ensemble makes, as a snapshot of the stage that it computes as, and drops the one before. It lies apart:
-        no stage goes on from it. StorageError, PermissionDenied, FolderInUseError."""
-        root, place = averages_folder(self.out) / name, store.Place(stage.name, iter, self.attempt)
+        """Write the averaged network of an ensemble as a snapshot of the stage that it computes as, in a folder apart, since no stage
+        resumes from it; drop the previous one. StorageError, PermissionDenied, FolderInUseError."""
+        root, point = averages_folder(self.out) / name, store.Place(stage.name, iter, self.attempt)
         store.prepare(self.disk, root)
         store.sweep(self.disk, root)
         old = store.inventory(self.disk, root)
-        made = store.snapshot_name(*place)
+        made = store.snapshot_name(*point)
         self.require_held()
         if made in (*(ref.name for ref in old.snapshots), *old.damaged):
             store.discard(self.disk, root, made)
         store.commit(
             self.disk,
             root,
-            store.Metadata(place=place, parent="", identity=stage.identity, environment=environment),
+            store.Metadata(place=point, parent="", identity=stage.identity, environment=environment),
             files={WEIGHTS: weights, **self._recipe_files()},
             content=(WEIGHTS,),
             require_held=self.require_held,
@@ -306,29 +298,28 @@ class Keeper:
         return self._recipe
 
     def retain(self, newest: SnapshotRef, spared: frozenset[str] | None = None) -> None:
-        """Drops what `newest` makes superfluous. `spared`: it is of a stretch that is trained once more, of which only the newest
-        is needed, and these names are none of its.
+        """Drop the snapshots that `newest` makes superfluous. `spared`: names to keep while a piece of a stage is retrained, of which
+        only the newest snapshot is needed.
 
-        Nothing goes before a newer one that stays was read back from the disk. One that was lets those after it go, until it
-        is to go itself: so of `keep_snapshots` one is read back.
+        Nothing is deleted before a newer snapshot that stays was read back from the disk; so one of `keep_snapshots` is read back.
 
-        Called from the writing thread after `commit`. StorageError, PermissionDenied, FolderInUseError; Damaged if `newest` does
-        not read back as it was written: then it is set aside, and the older ones are all there.
+        Called from the writing thread after `commit`. StorageError, PermissionDenied, FolderInUseError; Damaged if `newest` reads back
+        differently: it is set aside, and the older ones remain.
         """
         for ref in self.inventory().of(newest.stage):
-            self._seen.pop(ref.name, None)  # one that was harmed meanwhile takes no place, and lets no other go
+            self._seen.pop(ref.name, None)  # read again: a snapshot harmed meanwhile must not replace another
         inventory = self.inventory()
-        stage, own = self.schedule.stage(newest.stage), inventory.of(newest.stage)
+        stage, refs = self.schedule.stage(newest.stage), inventory.of(newest.stage)
         pinned = self._pinned(inventory, stage, finished=newest.ends(stage.solver.max_iter))
-        pinned |= _ahead(own, stage) if spared is None else spared
+        pinned |= _ahead(refs, stage) if spared is None else spared
         keep = self.schedule.keep_snapshots if spared is None else 1
-        # One of another definition takes no place among those to keep.
-        alike = tuple(ref for ref in own if ref.identity == newest.identity)
+        # Snapshots of another definition don't count among those to keep.
+        alike = tuple(ref for ref in refs if ref.identity == newest.identity)
         drop = store.superfluous(alike, keep, pinned, stage.solver.max_iter)
-        drop += tuple(r for r in store.superfluous(own, keep, pinned, stage.solver.max_iter) if r not in alike)
+        drop += tuple(r for r in store.superfluous(refs, keep, pinned, stage.solver.max_iter) if r not in alike)
         if not drop:
             return
-        newer = {ref.name for ref in own[own.index(drop[-1]) + 1 :] if ref not in drop}
+        newer = {ref.name for ref in refs[refs.index(drop[-1]) + 1 :] if ref not in drop}
         if not self._verified & newer:
             try:
                 store.verify(self.disk, self.out, newest.name)
@@ -344,44 +335,36 @@ class Keeper:
 
     def set_aside(self, ref: SnapshotRef) -> None:
         self.require_held()
-        self._seen.pop(ref.name, None)  # it counts as damaged wherever it lies
+        self._seen.pop(ref.name, None)
         store.set_aside(self.disk, self.out, ref.name)
 
     def before_piece(self, stage: Stage) -> frozenset[str]:
-        """Names of the stage's snapshots that its training has left; what came in a life after its end are steps of pieces that
-        were broken off, which may go once a newer one is there. To be asked where a piece begins."""
-        own = self.inventory().of(stage.name)
-        ends = [ref.attempt for ref in own if ref.ends(stage.solver.max_iter) and not changed_fields(ref, stage)]
-        return frozenset(ref.name for ref in own if not ends or ref.attempt <= max(ends))
+        """Return names of the stage's snapshots from its training. Later ones are from pieces that were broken off, and may be deleted
+        once a newer one exists. Call it when a piece begins."""
+        refs = self.inventory().of(stage.name)
+        ends = [ref.attempt for ref in refs if ref.ends(stage.solver.max_iter) and not changed_fields(ref, stage)]
+        return frozenset(ref.name for ref in refs if not ends or ref.attempt <= max(ends))
 
     def _pinned(self, inventory: store.Inventory, training: Stage, finished: bool) -> frozenset[str]:
-        """Names of the snapshots of the stage in training that retention leaves alone: those that other stages start from, and those that
-        a person has pinned.
+        """Return names of the stage's snapshots that retention keeps: starts of other stages, and those pinned by a person.
 
-        Also those of an older definition, until the stage is finished: as long as the old end is there, a plan
-        can tell that the stages after it were trained from something else. For the same reason what any snapshot here was
-        started from stays as long as that one does, also where the schedule doesn't name the place any more.
-
-        And, until then, the one that `on_nan: ROLLBACK` would go back to now, which may be older than what stops have made.
+        Until the stage is finished, also snapshots of an older definition: as long as the old end exists, a plan can tell that the
+        stages after it were trained from something else; for the same reason the parent of any snapshot here stays. And the snapshot
+        that `on_nan: ROLLBACK` would restore now, which may be older than those written by stops.
         """
-        branches, own = self.schedule.branch_points(training.name), inventory.of(training.name)
-        gone_back_to: set[str] = set()
-        if not finished and training.solver.on_nan is OnNan.ROLLBACK and own:
-            last = own[-1]
-            found = targets(inventory, training, branches, last.parent, last.skipped, last.iter)
-            gone_back_to = {ref.name for ref in found[:1]}
-        started_from = {ref.parent for ref in inventory.snapshots}
-
-        def pinned(ref: SnapshotRef) -> bool:
-            if ref.iter in branches or ref.id in started_from or ref.name in gone_back_to:
-                return True
-            return not finished and bool(changed_fields(ref, training))
-
-        return frozenset(ref.name for ref in own if pinned(ref)) | store.pins(self.disk, self.out)
+        branches, refs = self.schedule.branch_points(training.name), inventory.of(training.name)
+        pinned = {ref.id for ref in refs if ref.iter in branches} | {ref.parent for ref in inventory.snapshots}
+        if not finished:
+            pinned |= {ref.id for ref in refs if changed_fields(ref, training)}
+            if training.solver.on_nan is OnNan.ROLLBACK and refs:
+                last = refs[-1]
+                back_to = targets(inventory, training, branches, last.parent, last.skipped, last.iter)
+                pinned |= {ref.id for ref in back_to[:1]}
+        return frozenset(ref.name for ref in refs if ref.id in pinned) | store.pins(self.disk, self.out)
 
 
-def _ahead(own: tuple[SnapshotRef, ...], stage: Stage) -> frozenset[str]:
-    """Names of the stage's snapshots that a plan would go on from rather than from the newest: whoever wrote that had not seen them,
-    since the disk did not answer for a while. They stay until training has come as far."""
-    alike = [ref for ref in own if not changed_fields(ref, stage)]
+def _ahead(refs: tuple[SnapshotRef, ...], stage: Stage) -> frozenset[str]:
+    """Return names of snapshots that a plan would prefer to the newest: the writer of the newest had not seen them, since the disk did not
+    answer for a while. They stay until training has come as far."""
+    alike = [ref for ref in refs if not changed_fields(ref, stage)]
     return frozenset(ref.name for ref in alike if ref.parent == alike[-1].parent and how_far(ref) > how_far(alike[-1]))

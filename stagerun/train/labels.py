@@ -1,4 +1,4 @@
-"""The labels of images that have several, from their file, as a table that batches are looked up in."""
+"""Labels of multi-label images, from a file or the records, as a table of rows."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -16,8 +16,7 @@ from stagerun.comm import Comm
 from stagerun.data import datum
 from stagerun.data.index import printable
 from stagerun.data.records import Records, Room
-from stagerun.engine.feed import DeviceBatch
-from stagerun.engine.images import Batch
+from stagerun.engine.images import Batch, DeviceBatch
 from stagerun.language.labels import WrongLine, digest, parse
 from stagerun.train.agreement import everyone
 
@@ -25,8 +24,8 @@ _RECORDS_A_BEAT = 64  # each may be a read from a slow file server
 
 
 def label_table(records: Records, source: Source, classes: int, device: torch.device, comm: Comm) -> Tensor:
-    """uint8 [records, classes] on the device: 1 for the classes of a record. The loader gives each image the number of its record in
-    the place of a label. Collective. DataError if the file is not the one that `check` read, or lacks a record; or for what is wrong with
+    """Return a uint8 tensor [records, classes] on the device: 1 for the classes of a record. The loader gives each image the number of
+    its record in place of a label. Collective. DataError if the file changed since `check`, or lacks a record; or for mistakes in
     float_data."""
     if source.labels == FLOAT_DATA:
         rows = _of_datums(records, classes, comm)
@@ -46,29 +45,29 @@ def _of_file(records: Records, source: Source, classes: int) -> NDArray[np.uint8
         raise DataError(f"{path} can't be read: {error.strerror}", hint) from None
     if digest(text) != source.labels_digest:
         raise DataError(f"{path} has changed since it was checked", "start the command again")
-    known: dict[str, tuple[int, ...]] = {}
+    labels: dict[str, tuple[int, ...]] = {}
     for line in parse(text.decode(), classes):
         if isinstance(line, WrongLine):  # of a stage with fewer classes than `check` has looked for
             raise DataError(f"{path}:{line.line}:{line.column}: {line.message}", line.hint)
-        known[line[0]] = line[1]
+        labels[line[0]] = line[1]
     keys = [records.key(i).decode(errors="replace") for i in range(len(records))]
-    if missing := [key for key in keys if key not in known]:
+    if missing := [key for key in keys if key not in labels]:
         lacks = f"{count(len(missing), 'record')} of {records.name}; the first is `{printable(missing[0].encode())}`"
-        hint = "write a line for each record; one without classes is the key alone"
-        raise DataError(f"{path}: says nothing of {lacks}", hint)
+        hint = "write a line for each record; the key alone for a record without classes"
+        raise DataError(f"{path}: lacks {lacks}", hint)
     rows = np.zeros((len(records), classes), np.uint8)
     for row, key in zip(rows, keys, strict=True):
-        row[list(known[key])] = 1
+        row[list(labels[key])] = 1
     return rows
 
 
 def _of_datums(records: Records, classes: int, comm: Comm) -> NDArray[np.uint8]:
-    """Every record is read by one rank, in stretches, and all have the labels: whole records are read, and of a large set these are many.
-    DataError with those whose float_data aren't numbers of classes, or where none has any. Collective."""
+    """Read float_data, each rank a part of the records, and share the rows. DataError for values that aren't numbers of classes, or if
+    no record has any. Collective."""
     bounds = [rank * len(records) // comm.size for rank in range(comm.size + 1)]
     stretches = [range(begin, end) for begin, end in pairwise(bounds)]
 
-    def mine() -> NDArray[np.uint8]:
+    def read() -> NDArray[np.uint8]:
         which, room, wrong = stretches[comm.rank], Room(), list[str]()
         rows = np.zeros((len(which), classes), np.uint8)
         for row, i in enumerate(which):
@@ -76,7 +75,7 @@ def _of_datums(records: Records, classes: int, comm: Comm) -> NDArray[np.uint8]:
                 comm.pulse.beat()
             try:
                 fields = datum.parse(records.read(i, room))
-            except DataError:  # that there is no picture in it is said, or not, when it is its turn
+            except DataError:  # the loader reports it
                 continue
             bad = [one for one in fields.floats if not (0 <= one < classes and one == int(one))]
             if bad:
@@ -89,7 +88,7 @@ def _of_datums(records: Records, classes: int, comm: Comm) -> NDArray[np.uint8]:
             raise DataError(f"{records.name}: labels that are not 0 to {classes - 1}:\n  {text}", hint)
         return rows
 
-    packed = np.packbits(everyone(comm, mine)).tobytes()
+    packed = np.packbits(everyone(comm, read)).tobytes()
     rows = np.empty((len(records), classes), np.uint8)
     for bits, which in zip(comm.gather_bytes(packed), stretches, strict=True):
         whole = np.unpackbits(np.frombuffer(bits, np.uint8), count=len(which) * classes)
@@ -101,7 +100,7 @@ def _of_datums(records: Records, classes: int, comm: Comm) -> NDArray[np.uint8]:
 
 
 def with_labels(batches: Iterator[Batch], table: Tensor) -> Iterator[Batch]:
-    """The batches with the labels that their records have in the table."""
+    """Yield the batches with the rows of their records."""
     for batch in batches:
         labels = table[torch.as_tensor(batch.labels).to(table.device)]
         yield DeviceBatch(batch.images, labels, batch.positions, batch.cutout, batch.crop)

@@ -1,4 +1,4 @@
-"""The members of an ensemble on one rank: which snapshots they are, and their networks."""
+"""The members of an ensemble on one rank: their snapshots and networks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,13 +21,13 @@ from stagerun.train.progress import WEIGHTS
 from stagerun.train.stage_loop import normalise_for
 
 
-class AskedToStop(Exception):
-    """In the midst of a pass over images, on all ranks."""
+class StopRequested(Exception):
+    """A stop during a pass over images, on all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A member as rank 0 has it: the snapshot, which was verified, and how it does by itself, where its stage ends with it."""
+    """A member on rank 0: its verified snapshot, and its result if it ends a stage."""
 
     ref: SnapshotRef
     result: StageFinished | None = None
@@ -35,7 +35,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleRun:
-    """An ensemble that comes next, on one worker. `trained`, in the order of the members, is rank 0's. `start_of`: the stage that it is
+    """An ensemble to run next, on one worker. `trained`: rank 0's, in the order of the members. `start_of`: the stage that it is
     averaged for; '' for its evaluation."""
 
     worker: Context
@@ -58,12 +58,12 @@ class EnsembleRun:
         return max(ends, key=lambda end: (running.index(end[0]), end[1]))
 
     def network(self, stage: Stage) -> nn.Module:
-        """The stage's network on the device, as it was drawn. Not compiled: one evaluation is not worth it."""
+        """Return the stage's freshly drawn network on the device, not compiled: one evaluation is too short."""
         torch.manual_seed(stage.solver.random_seed)
         return placed(build(stage.model), stage.solver, self.worker.device)
 
     def member(self, number: int) -> Classifier:
-        """A network with its trained weights, the same on every rank. Collective."""
+        """Return a network with its trained weights, the same on every rank. Collective."""
         stage = self.stages[number]
         model = self.network(stage)
 
@@ -76,7 +76,7 @@ class EnsembleRun:
         return self.classifier(model, stage)
 
     def share(self, model: nn.Module, fill: Callable[[], None]) -> None:
-        """Hand the weights that rank 0 fills the network with to the networks of all ranks. Collective."""
+        """Fill the network on rank 0, and copy the weights to the other ranks. Collective."""
         rank0(self.worker.comm, fill)
         hand_out(self.worker.comm, model.state_dict().values())
 
@@ -85,24 +85,24 @@ class EnsembleRun:
         return Classifier(model, normalise, stage.solver.precision)
 
     def weights(self, trained: Trained) -> dict[str, Tensor]:
-        """Read when it is its turn, so that rank 0 holds those of one member at a time. ResumeRefused for one damaged since it was verified;
-        ValueError."""
-        keeper, ref = self.worker.keeper, trained.ref
-        assert keeper is not None
-        files = keeper.read(ref)
+        """Read the weights, on rank 0, so that it holds one member at a time. ResumeRefused for a snapshot damaged since it was
+        verified; ValueError."""
+        ref = trained.ref
+        files = self.worker.rank0_keeper.read(ref)
         if files is None:
-            text = f"snapshot {ref.name} was damaged meanwhile"
-            raise ResumeRefused(text, "type the same command again: it is made anew")
+            raise ResumeRefused(
+                f"snapshot {ref.name} was damaged meanwhile", "run the same command again to retrain it"
+            )
         return decode(files.get(WEIGHTS, b""))
 
 
 @contextmanager
 def of_this_network(trained: Trained) -> Iterator[None]:
-    """ResumeRefused for a ValueError inside: the snapshot is of another network."""
+    """Turn a ValueError into ResumeRefused: the snapshot is of another network."""
     try:
         yield
     except ValueError as error:
         raise ResumeRefused(
             f"snapshot {trained.ref.name} does not fit the network of the schedule: {error}",
-            "it was made by another model or stagerun; take another --out to start anew",
+            "it was made by another model or stagerun; take another --out to start again",
         ) from error

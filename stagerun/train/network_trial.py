@@ -1,6 +1,6 @@
-"""A network from outside, looked at before the first update: what would go wrong later, or differ when a run is continued, is said now.
+"""A trial of a user's network before the first update: reports what would fail later, or differ after a resume.
 
-Everything is tried on networks that are thrown away, so that nothing of it is left in the one that is trained.
+Everything is tried on networks that are thrown away, so the trained one is untouched.
 """
 
 import os
@@ -38,15 +38,13 @@ _SEED, _IMAGES = 1, 2
 _NAMED = 3  # of parameters in a message
 # Weights, gradients and momentum; and the networks that are tried.
 _COPIES = 5
-_SAME = (
-    "a run that is continued must draw the same: use torch's random numbers alone, and no clock, no counter of calls"
-)
+_SAME = "a resumed run must draw the same: use torch's random numbers alone, and no clock, no counter of calls"
 
 Digests = Mapping[str, str]  # of a network's tensors, by name
 
 
 def look_at(run: "StageRun") -> tuple[str, ...]:
-    """Notes on the network of the stage, where it is from outside; its teacher's is tried, too. Collective; UsageError."""
+    """Return notes on the stage's network, if it is the user's; its teacher's is tried, too. Collective; UsageError."""
     teacher = run.worker.schedule.teacher_model(run.stage)
     notes = _look_at(run, run.stage.model, learns=True)
     if teacher is not None and teacher != run.stage.model:
@@ -80,9 +78,9 @@ def _look_at(run: "StageRun", model: Model, *, learns: bool) -> tuple[str, ...]:
                 text = f"`{model.name}` makes another network on rank {rank} than on rank 0: {names}"
                 raise UsageError(text, "it must not look at the rank, the host, the clock or the environment")
 
-    notes, mine = everyone(worker.comm, tried)
-    everybody = gather_json(worker.comm, dict(mine))
-    everyone(worker.comm, require_same)  # so that it is said once
+    notes, digests = everyone(worker.comm, tried)
+    everybody = gather_json(worker.comm, dict(digests))
+    everyone(worker.comm, require_same)  # one report for all ranks
     return notes
 
 
@@ -90,8 +88,8 @@ def _look_at(run: "StageRun", model: Model, *, learns: bool) -> tuple[str, ...]:
 def _tried(
     model: Model, shape: tuple[int, ...], device: torch.device, precision: Precision, channels_last: bool, workers: int
 ) -> tuple[tuple[str, ...], Digests]:
-    """Notes, and what the tensors of the network are at first. `workers`: those of this host, which share its memory; 0 of a network that
-    only teaches, and need not learn."""
+    """Return notes, and digests of the fresh network's tensors. `workers`: on this host, which share its memory; 0 for a teacher, which
+    need not learn."""
     folder = os.getcwd()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         net, drawn = _fresh(model), _drawn()
@@ -111,7 +109,7 @@ def _tried(
             unused = _pass(net, images, model.num_classes, precision, learns=workers > 0)
     if (now := os.getcwd()) != folder:
         os.chdir(folder)
-        hint = "leave `os.chdir` out: the output folder and others are found from where stagerun was started"
+        hint = "leave `os.chdir` out: paths are relative to the folder where stagerun was started"
         raise refuse(net, f"the code changes the working folder to {now}", hint)
     notes = []
     if frozen := net.__dict__["frozen_by_network"]:
@@ -140,12 +138,12 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _drawn() -> str:
-    """The state of the random numbers that aren't torch's."""
+    """Return the state of the random numbers outside torch."""
     return repr((random.getstate(), tuple(np.random.get_state())[1:]))
 
 
 def _require_memory(net: nn.Module, workers: int) -> None:
-    """Looks at main memory alone, in which a network is made."""
+    """Check main memory alone, in which a network is made."""
     held = sum(t.numel() * t.element_size() for t in [*net.parameters(), *net.buffers()])
     if (_COPIES - 1) * held * workers > (free := available_memory()):
         each = f" in each of {workers} workers" if workers > 1 else ""
@@ -155,30 +153,31 @@ def _require_memory(net: nn.Module, workers: int) -> None:
 
 
 def _pass(net: nn.Module, images: Tensor, classes: int, precision: Precision, *, learns: bool) -> list[str]:
-    """Forward twice, backward, and forward in evaluation; without `learns` twice in evaluation. The parameters that no gradient reaches."""
+    """Run forward twice, backward, and forward in evaluation; without `learns` twice in evaluation. Return the parameters that no
+    gradient reaches."""
     net.train(learns)
     before = {name: t.detach().clone() for name, t in _tensors(net).items()}
-    given, answers = images.clone(), []
+    original, answers = images.clone(), []
     for _ in range(2):
         drawn = _drawn()
         seed(_SEED, images.device)
         with torch.set_grad_enabled(learns), autocast(precision, images.device):
             answers.append(require_logits(net, net(images), len(images), classes))
-        if not torch.equal(images, given):
+        if not torch.equal(images, original):
             hint = "write `x = x - 1` in place of `x -= 1`, and a first ReLU without `inplace=True`"
-            raise refuse(net, "a forward pass changes the images that it is given", hint)
+            raise refuse(net, "a forward pass changes its input images", hint)
     now = _tensors(net)
     moved = [n for n, t in before.items() if n in now and t.shape == now[n].shape and not torch.equal(t, now[n])]
     if moved:
         raise refuse(
             net,
-            f"a forward pass changes {_names(moved)}, and only BatchNorm's statistics may change beside the update",
-            "what changes in each pass would hang on the number of workers: compute it anew, or make it a parameter",
+            f"a forward pass changes {_names(moved)}, and only BatchNorm's statistics may change outside the update",
+            "it would depend on the number of workers: compute it in each pass, or make it a parameter",
         )
     if drawn != _drawn():
         raise refuse(net, "a forward pass draws from Python's `random` or from numpy", _SAME)
     if not torch.equal(*answers) and images.device.type == "cpu" and answers[0].isfinite().all():
-        raise refuse(net, "the network answers otherwise the second time, with the same images and seed", _SAME)
+        raise refuse(net, "the network answers differently the second time, with the same images and seed", _SAME)
     if not learns:
         return []
     _backward(net, answers[1], images, precision)
@@ -189,7 +188,7 @@ def _pass(net: nn.Module, images: Tensor, classes: int, precision: Precision, *,
 
 
 def _tensors(net: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, but for what BatchNorm keeps of a batch."""
+    """Return parameters and buffers, without the batch statistics that BatchNorm keeps."""
     batches = {id(t) for layer in norms(net) for t in (layer.batch_mean, layer.batch_var)}
     return {name: t for name, t in [*net.named_parameters(), *net.named_buffers()] if id(t) not in batches}
 
@@ -202,26 +201,26 @@ def _backward(net: nn.Module, logits: Tensor, images: Tensor, precision: Precisi
     try:
         F.cross_entropy(logits.float(), labels).backward()
     except RuntimeError as error:
-        # Once more, for the line of the user's whose gradient fails.
-        with warnings.catch_warnings(record=True) as said, suppress(RuntimeError):
+        # Once more, to name the user's line whose gradient fails.
+        with warnings.catch_warnings(record=True) as caught, suppress(RuntimeError):
             warnings.simplefilter("always")
             with torch.autograd.set_detect_anomaly(True, check_nan=False), autocast(precision, images.device):
                 F.cross_entropy(net(images).float(), labels).backward()
-        place = line_in("".join(str(w.message) for w in said), net.__dict__["sources"])
+        line = line_in("".join(str(w.message) for w in caught), net.__dict__["sources"])
         reason = str(error).splitlines()[0].split("; ")[0]
         hint = "write `x = x + 1` in place of `x += 1`, and ReLU without `inplace=True`" if "inplace" in reason else ""
-        where = f", of what {place} computes" if place else ""
+        where = f" at {line}" if line else ""
         raise refuse(net, f"the backward pass fails{where}: {reason}", hint) from error
 
 
 def refuse(net: nn.Module, message: str, hint: str) -> UsageError:
-    """An error with the place of the function that made a network from outside."""
+    """Return an error with the place of the user's function."""
     made: UsageError = net.__dict__["refuse"](message, hint)
     return made
 
 
 def require_logits(net: nn.Module, answer: object, images: int, classes: int) -> Tensor:
-    """What a network answered, if that is [images, classes]; else a UsageError."""
+    """Return a network's answer, if it is [images, classes]; else raise UsageError."""
     wanted = f"logits [N, num_classes], here [{images}, {classes}]"
     if not isinstance(answer, Tensor):
         what = "nothing" if answer is None else f"a {type(answer).__name__}"

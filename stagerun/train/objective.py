@@ -1,17 +1,16 @@
-"""The loss of a stage, with its teacher or the user's own function, where it has one."""
+"""The loss of a stage, with its teacher or the user's function, if it has one."""
 
 import torch
 from torch import nn
 
 from stagerun.base.code import code_of
 from stagerun.base.errors import ResumeRefused, UsageError
-from stagerun.base.nets import of_model
-from stagerun.base.recipe import Loss as OwnLoss
+from stagerun.base.recipe import Loss as UserLoss
 from stagerun.base.recipe import LossType, Model, Solver
-from stagerun.base.wings import require_wing
+from stagerun.base.wings import of_model, require_wing
 from stagerun.engine.codec import decode
 from stagerun.engine.device import dtype_of
-from stagerun.engine.losses import Loss, Own, loss_of, try_out
+from stagerun.engine.losses import Custom, Loss, loss_of, try_out
 from stagerun.engine.state import restore, to_channels_last
 from stagerun.language import arguments, consent
 from stagerun.models import build
@@ -22,8 +21,8 @@ from stagerun.train.progress import WEIGHTS
 
 
 def objective(run: StageRun) -> Loss:
-    """Return the stage's loss, the same on every rank. Collective. ResumeRefused for a teacher's snapshot of another network, UsageError for
-    what the user's function does."""
+    """Return the stage's loss, the same on every rank. Collective. ResumeRefused for a teacher's snapshot of another network,
+    UsageError for mistakes of the user's function."""
     teacher = _taught(run)
     return everyone(run.worker.comm, lambda: made_loss(run.stage.model, run.stage.solver, run.worker.device, teacher))
 
@@ -53,16 +52,16 @@ def _taught(run: StageRun) -> nn.Module | None:
 
 
 def made_loss(model: Model, solver: Solver, device: torch.device, teacher: nn.Module | Model | None = None) -> Loss:
-    """Return the loss of these settings; UsageError for what the user's function does. `teacher`: a network, or what to build with fresh
-    weights."""
+    """Return the loss of these settings; UsageError for mistakes of the user's function. `teacher`: a network, or a model to build with
+    fresh weights."""
     how = solver.loss
-    own = None
+    user = None
     if how is not None and how.type is LossType.PYTHON:
-        own = _own_loss(how, solver.label_smoothing, model.num_classes, device, dtype_of(solver.precision))
+        user = _user_loss(how, solver.label_smoothing, model.num_classes, device, dtype_of(solver.precision))
     if isinstance(teacher, Model):
         teacher = _network(teacher, solver, device)
     of_net = require_wing("caffe.steps.losses_of")(of_model(model)) if model.net is not None else ()
-    return loss_of(solver, teacher, own, device, of_net)
+    return loss_of(solver, teacher, user, device, of_net)
 
 
 def _network(model: Model, solver: Solver, device: torch.device) -> nn.Module:
@@ -73,7 +72,7 @@ def _network(model: Model, solver: Solver, device: torch.device) -> nn.Module:
     return network.eval()
 
 
-def _own_loss(how: OwnLoss, smoothing: float, classes: int, device: torch.device, dtype: torch.dtype) -> Own:
+def _user_loss(how: UserLoss, smoothing: float, classes: int, device: torch.device, dtype: torch.dtype) -> Custom:
     """Build the loss by the user's function, and try it on four made-up images. UsageError with the place in the user's file."""
     consent.require_consent(how, "the loss of a snapshot")
     assert how.function is not None and how.sources is not None
@@ -95,8 +94,8 @@ def _own_loss(how: OwnLoss, smoothing: float, classes: int, device: torch.device
         raise UsageError(f"`{code}` returns {function!r:.40}, which can't be called", hint)
     if isinstance(function, nn.Module):
         if any(True for _ in function.parameters()):
-            raise UsageError(f"the loss of `{code}` has parameters, which no one would train", "make them buffers")
+            raise UsageError(f"the loss of `{code}` has parameters, which are not trained", "make them buffers")
         function.to(device, dtype)
-    own = Own(smoothing, code, sources, function)
-    try_out(own, classes, device, dtype)
-    return own
+    user = Custom(smoothing, code, sources, function)
+    try_out(user, classes, device, dtype)
+    return user

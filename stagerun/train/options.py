@@ -25,7 +25,7 @@ from stagerun.launch.start import Orders
 from stagerun.logs.table import LogName, all_logs
 from stagerun.train.keeper import Selection
 
-STOPPING = "Stopping and going on"
+STOPPING = "Stopping and resuming"
 LOGGED = "Logs"
 
 
@@ -35,7 +35,7 @@ class RunOptions(PlannedOptions):
     threads: Threads = None
     bind: str = option(
         "--bind",
-        "numa: put each worker on contiguous cores of one NUMA node, where a machine has several and is the job's own.",
+        "numa: put each worker on contiguous cores of one NUMA node, if the machine has several and runs this job alone.",
         title=WORKERS,
         type=click.Choice(("none", "numa")),
         default="none",
@@ -53,12 +53,12 @@ class RunOptions(PlannedOptions):
         "Stop and save, as after a signal to stop (75), when the command has run for so long: for a night, or an allocation.",
         title=STOPPING,
         type=Duration(least=1.0),
-        launcher=True,  # the clock is that of the process that was called; its signal reaches the workers
+        launcher=True,  # the launching process counts; its signal reaches the workers
         word="{:f}s".format,
     )
     timeouts: tuple[str, ...] = option(
         "--timeout SECTION=TIME",
-        "End the run (69), naming the rank, when one has not moved for so long in a section: start (10m without it), copy (30m), "
+        "End the run (69), naming the rank, when a rank has not moved for so long in a section: start (10m without it), copy (30m), "
         "first_iteration (10m), iteration and evaluation (1m, or ten times the slowest step of late; with `compile` 10m), save (10m). "
         "SECTION=off, or `off` for all: never, for a debugger. Repeatable.",
         title=STOPPING,
@@ -66,15 +66,13 @@ class RunOptions(PlannedOptions):
     )
     parallel: int | None = option(
         "--parallel N",
-        "Train N stages that don't wait for each other side by side, on this machine, with one worker each. Their bits are those that they "
-        "have alone with as many --threads, by default the processors shared evenly.",
+        "Train N stages that don't wait for each other side by side, on this machine, with one worker each. Their bits are the same as "
+        "alone with as many --threads, by default the processors shared evenly.",
         title=WORKERS,
         least=1,
         launcher=True,
     )
-    retry: bool = flag(
-        "--retry", "Go on though the last three runs ended without getting any further than they began.", title=STOPPING
-    )
+    retry: bool = flag("--retry", "Run although the last three runs made no progress.", title=STOPPING)
     replay: str | None = option(
         "--replay OUT",
         "Train stages with `method: ASYNC` in the order that the run in OUT has recorded, with any number of workers; that the bits are the "
@@ -83,8 +81,8 @@ class RunOptions(PlannedOptions):
     )
     exact: bool = flag(
         "--require-bit-exact",
-        "Refuse (78) to go on where the same bits are not promised: with another torch build, processor, number of threads or "
-        "workers, or other training images; on a GPU always. Without it the run goes on, and says EQUIVALENT.",
+        "Refuse (78) to resume where the same bits are not promised: with another torch build, processor, number of threads or "
+        "workers, or other training images; on a GPU always. Without it the run resumes, and says EQUIVALENT.",
         title=STOPPING,
     )
     log: tuple[str, ...] = option(
@@ -125,9 +123,8 @@ class RunOptions(PlannedOptions):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What makes a run short, to try something: what becomes of the schedule in the files, and batches of the evaluation after a
-    stage; `until`: asked of each event, whether it stops after the iteration that comes next;
-    `read`: makes the schedule of a folder and what --set says."""
+    """Settings that make a run short, for a trial: a change of the schedule, batches of the evaluation after a stage, `until`: whether
+    an event is the last before the stop, and `read`: makes the schedule of a folder and --set."""
 
     schedule: Callable[[Schedule], Schedule]
     final_test_iter: int

@@ -1,7 +1,5 @@
-"""The training images on a GPU, where they fit and the schedule lets them (`cache` of Data), and the batches made there.
-
-Each worker has a copy of its own, and decides by itself: the images of a batch are the same either way.
-"""
+"""Training images kept on a GPU, if they fit and `cache` of Data allows it, and the batches made from them. Each worker has a copy and
+decides alone: the images of a batch are the same either way."""
 
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -13,14 +11,13 @@ import torch
 from stagerun.base import order
 from stagerun.base.errors import DataError, UsageError
 from stagerun.base.events import Note
-from stagerun.base.nets import ignored_in
 from stagerun.base.recipe import Cache, PadMode, Solver
 from stagerun.base.text import size as size_text
+from stagerun.base.wings import ignored_in
 from stagerun.data import transform
 from stagerun.data.loaders import order_of, side_at
-from stagerun.data.transform import draw_places, only_places
-from stagerun.engine.feed import Cut, Resident, feed, read_all
-from stagerun.engine.images import Batch
+from stagerun.data.transform import draw_crops, only_crops
+from stagerun.engine.images import Batch, Cut, Resident, feed, read_all
 from stagerun.system.pulse import beating
 from stagerun.train.context import StageRun
 from stagerun.train.images import memory_key
@@ -30,20 +27,20 @@ _AT_ONCE = 256  # images that are copied to the device together
 
 
 def images_on_device(run: StageRun) -> Generator[Note, None, Resident | None]:
-    """Return the training images on the stage's device, put there when the first stage wants them; None if they come from the
-    loader: without a GPU, with another `cache`, or with a transform that changes more than places.
+    """Return the training images on the stage's device, filled when the first stage wants them; None if they come from the loader:
+    without a GPU, with another `cache`, or with a transform that changes more than positions.
 
-    UsageError if they don't fit though `cache: DEVICE` says so; errors of the loader.
+    UsageError if they don't fit despite `cache: DEVICE`; errors of the loader.
     """
     cache, images = run.stage.data.cache, run.worker.images
-    # The labels were checked when the images were read: those that one stage ignores may be no classes for another.
+    # The labels were checked on reading: labels that one stage ignores may be invalid in another.
     key = memory_key(run.stage), run.stage.model.num_classes, ignored_in(run.stage).train
     wanted = cache in (Cache.AUTO, Cache.DEVICE) and run.worker.device.type == "cuda"
-    if not (wanted and only_places(run.stage.solver.transform)):
+    if not (wanted and only_crops(run.stage.solver.transform)):
         return None
     if images.resident[0] != key:
         if images.resident[1] is not None:
-            images.resident = (None, None)  # those of another set make room
+            images.resident = (None, None)  # make room
             torch.cuda.empty_cache()
         resident = yield from _fill(run, torch.cuda.mem_get_info(run.worker.device)[0])
         images.resident = (None if run.worker.stop() else key, resident)
@@ -55,9 +52,9 @@ def _fill(run: StageRun, free: int) -> Generator[Note, None, Resident | None]:
     worker, cache = run.worker, run.stage.data.cache
     loader = worker.images.whole_images(run.stage)
     records = len(loader.records)
-    asked = ((first, min(_AT_ONCE, records - first)) for first in range(0, records, _AT_ONCE))
+    requests = ((first, min(_AT_ONCE, records - first)) for first in range(0, records, _AT_ONCE))
     try:
-        with loader.stream(asked) as batches:
+        with loader.stream(requests) as batches:
             resident = read_all(
                 beating(batches, worker.comm.pulse),
                 records,
@@ -91,7 +88,7 @@ def training_batches(
     run: StageRun, resident: Resident | None, asked: Iterable[tuple[int, int]]
 ) -> Iterator[Iterator[Batch]]:
     """Yield the stage's batches at (position, count), made on the device of `resident`, or by the loader and copied there."""
-    # What grows with the iterations of the stage (`crop_size_ramp_param`) doesn't jump where images are left out.
+    # `crop_size_ramp_param` grows with the iterations of the stage, and doesn't jump over skipped images.
     start = run.planned.position + run.planned.skipped
     if resident is None:
         with (
@@ -117,14 +114,14 @@ def cuts(
     for position, count in asked:
         positions = np.arange(position, position + count, dtype=np.int64)
         numbers = order.draws(solver.random_seed, positions, needed)
-        places = draw_places(replace(solver.transform, crop_size=side(position)), numbers, height, width)
+        cut = draw_crops(replace(solver.transform, crop_size=side(position)), numbers, height, width)
         yield Cut(
             indices=sampling.at(position, count),
-            top=places.top,
-            left=places.left,
-            mirror=places.mirror,
-            height=places.height,
-            width=places.width,
+            top=cut.top,
+            left=cut.left,
+            mirror=cut.mirror,
+            height=cut.height,
+            width=cut.width,
             positions=positions,
-            cutout=places.cutout,
+            cutout=cut.cutout,
         )

@@ -1,4 +1,4 @@
-"""The state that a stage starts with, from a snapshot, the seed or weights from elsewhere, the same on every rank."""
+"""The state at the start of a stage: from a snapshot, the seed or other weights, the same on every rank."""
 
 import json
 from dataclasses import replace
@@ -10,12 +10,10 @@ from stagerun.base.errors import ResumeRefused
 from stagerun.base.wings import require_wing
 from stagerun.engine.codec import decode
 from stagerun.engine.state import TrainState, average, make_state, momentum, restore, slots, weights
-from stagerun.models import build
-from stagerun.models.skeleton import without_memory
+from stagerun.models import build, without_memory
 from stagerun.plan import PlannedStage, State
 from stagerun.plan.planned import needed
-from stagerun.schedule.early_stop import NOTHING_YET
-from stagerun.schedule.plateau import FRESH
+from stagerun.schedule.improvement import FRESH, NOTHING_YET
 from stagerun.train import starting_weights
 from stagerun.train.agreement import everyone, hand_out, rank0
 from stagerun.train.context import StageRun
@@ -24,7 +22,7 @@ from stagerun.train.transfer import Origin
 
 
 def restored(run: StageRun) -> TrainState:
-    """The state the stage goes on from, the same on every rank. Collective.
+    """Return the state to train or evaluate from, the same on every rank. Collective.
 
     RecipeError for a `param` that fits no parameter, ResumeRefused for a snapshot of another model or solver type.
     """
@@ -52,7 +50,7 @@ def restored(run: StageRun) -> TrainState:
 
 
 def _require_rules_that_fit(run: StageRun, model: nn.Module) -> None:
-    """RecipeError for a `param` or `freeze` of any stage that fits no parameter, and for weights from elsewhere that a stage can't be given.
+    """Raise RecipeError for a `param` or `freeze` of any stage that fits no parameter, and for weights that a stage can't take.
     Collective; once in a run, before the first stage is trained. `model`: the network of this stage."""
     worker, schedule = run.worker, run.worker.schedule
     if worker.rules_checked:
@@ -71,56 +69,53 @@ def _require_rules_that_fit(run: StageRun, model: nn.Module) -> None:
 
 
 def _take_up_progress(run: StageRun, state: TrainState) -> None:
-    """Take what the snapshot knows of failures (`on_nan`), so that the limit is the same for a run that was interrupted, of `plateau` and
-    of `early_stop`, from rank 0. Collective. ResumeRefused if it lacks what the stage goes on from. In a finished stage, which is kept as
-    it is, that doesn't matter."""
+    """Restore from rank 0 the counts of failures (`on_nan`), so that the limit also holds for an interrupted run, and the state of
+    `plateau` and `early_stop`. Collective. ResumeRefused if a snapshot to resume from lacks it; a finished stage is kept as it is."""
     solver = run.stage.solver
 
     def saved() -> str:
-        found = progress_of(run.files) if run.files is not None else Progress(0, 0.0, [])
-        lacks = None
-        if found.plateau is None and solver.lr_policy == "plateau":
-            lacks = "how its loss went, and lr_policy is `plateau`"
-        elif found.best is None and solver.early_stop is not None:
-            lacks = "what it was tested for, and the stage has `early_stop`"
-        if lacks and run.resumes:
+        progress = progress_of(run.files) if run.files is not None else Progress(0, 0.0, [])
+        missing = None
+        if progress.plateau is None and solver.lr_policy == "plateau":
+            missing = "lr_policy `plateau`"
+        elif progress.best is None and solver.early_stop is not None:
+            missing = "`early_stop`"
+        if missing and run.resumes:
             raise ResumeRefused(
-                f"the snapshot of stage `{run.stage.name}` does not say {lacks}",
-                "it was made without; take `--redo` for the stage, or another --out",
+                f"the snapshot of stage `{run.stage.name}` was made without {missing}",
+                "take `--redo` for the stage, or another --out",
             )
-        return json.dumps(replace(found, losses=[], weights={}).record())
+        return json.dumps(replace(progress, losses=[], weights={}).record())
 
-    found = progress_of({STATE: rank0(run.worker.comm, saved).encode()})
-    state.skips, state.skips_in_all, state.rollbacks = found.skips, found.skips_in_all, found.rollbacks
-    if run.rollbacks is None:  # else the evaluation was done on the way there
-        state.tested = found.tested
+    progress = progress_of({STATE: rank0(run.worker.comm, saved).encode()})
+    state.skips, state.skips_in_all, state.rollbacks = progress.skips, progress.skips_in_all, progress.rollbacks
+    if run.rollbacks is None:  # else the evaluation was done before the rollback
+        state.tested = progress.tested
     if solver.lr_policy == "plateau":
-        state.plateau = found.plateau or FRESH
+        state.plateau = progress.plateau or FRESH
     if solver.early_stop is not None:
-        state.best = found.best or NOTHING_YET
+        state.best = progress.best or NOTHING_YET
 
 
 def _carries_momentum(planned: PlannedStage) -> bool:
-    """Resuming does, a stage's start if it says so or begins with a .solverstate, and an evaluation has no use for it."""
+    """Return whether the momentum is restored: on a resume, or at a start that asks for it or begins with a .solverstate."""
     solver = planned.stage.solver
     begins = solver.carry_momentum or solver.solverstate is not None
     return planned.state is State.RESUME or (planned.state is State.FRESH and begins)
 
 
 def _fill(run: StageRun, state: TrainState) -> bool:
-    """Put the snapshot's tensors into the state, on rank 0; without a snapshot the freshly drawn weights stay.
-
-    Return whether averaged weights can be evaluated: not those of a finished stage that was trained without, and is kept as it is.
-    """
+    """Put the snapshot's tensors into the state, on rank 0; without a snapshot the drawn weights stay. Return whether averaged weights
+    can be evaluated: a finished stage may have been trained without."""
     files, planned = run.files, run.planned
     fresh, resumes = planned.state is State.FRESH, planned.state is State.RESUME
-    # In a sweep of rates the stage before is left out, whose network may be another.
+    # A sweep of rates leaves the parent stage out, whose network may be another.
     alone = run.stage.parent is None and files is not None
-    given = alone or starting_weights.is_given(run.worker.schedule, run.stage) or bool(run.stage.solver.freeze)
+    other = alone or starting_weights.has_other_weights(run.worker.schedule, run.stage) or bool(run.stage.solver.freeze)
     try:
-        if fresh and given:
+        if fresh and other:
             _start(run, state)
-        if files is None or (fresh and given):
+        if files is None or (fresh and other):
             return True
         averaged = AVERAGE in files
         restore(weights(state), decode(files[WEIGHTS]))
@@ -129,12 +124,12 @@ def _fill(run: StageRun, state: TrainState) -> bool:
         if averaged and not fresh and state.average is not None:
             restore(average(state), decode(files[AVERAGE]))
         if not averaged and resumes and state.average is not None:
-            raise ValueError("it has no averaged weights to go on from, and the stage has `ema_decay`")
+            raise ValueError("it lacks averaged weights, and the stage has `ema_decay`")
     except (ValueError, KeyError) as error:
         ref = planned.start or planned.end
         raise ResumeRefused(
             f"snapshot {ref.name if ref else ''} does not fit stage `{run.stage.name}`: {error}",
-            "it was made by another model, solver type or stagerun; take another --out to start anew",
+            "it was made by another model, solver type or stagerun; take another --out to start again",
         ) from error
     if not fresh:
         progress = progress_of(files)
@@ -147,7 +142,7 @@ def _start(run: StageRun, state: TrainState) -> None:
     """Fill the state of a stage that starts with other weights than its parent ends with, or freezes some."""
     files, stage, schedule = run.files, run.stage, run.worker.schedule
     before = decode(files[WEIGHTS]) if files is not None else None
-    if before is not None and stage.parent is not None and not starting_weights.is_given(schedule, stage):
+    if before is not None and stage.parent is not None and not starting_weights.has_other_weights(schedule, stage):
         restore(weights(state), before)
     made = starting_weights.fill(schedule, stage, weights(state), before)
     if files is not None and _carries_momentum(run.planned):
@@ -157,22 +152,20 @@ def _start(run: StageRun, state: TrainState) -> None:
             if name.partition("/")[2] in kept and saved[name].shape == tensor.shape:
                 tensor.copy_(saved[name])
     if stage.solver.solverstate is not None:
-        require_wing("caffe.solver_state.remember")(stage, momentum(state))
+        require_wing("caffe.tensors.remember")(stage, momentum(state))
     run.weights = starting_weights.record(made)
     run.weights_table = starting_weights.table_of(made, stage, state.model)
 
 
 def _saved_momentum(run: StageRun, state: TrainState, data: bytes) -> dict[str, torch.Tensor]:
-    """What the snapshot remembers of updates, complete for the state. ValueError if its solver type remembered something
-    else."""
+    """Return the snapshot's memory of updates, complete for the state. ValueError if its solver type has another one."""
     saved, live = decode(data), momentum(state)
     if slots(saved) != slots(live):
         raise ValueError(
             f"it remembers `{'`, `'.join(slots(saved)) or 'nothing'}` of its updates, and type "
-            f"`{run.stage.solver.type}` goes on from `{'`, `'.join(slots(live))}`"
+            f"`{run.stage.solver.type}` needs `{'`, `'.join(slots(live))}`"
         )
     if run.planned.state is State.FRESH:
-        # The parent may have frozen other parameters: what it didn't move has no momentum, and what is frozen now needs
-        # none.
+        # The parent may have frozen other parameters, which have no momentum; frozen ones need none.
         return {name: saved.get(name, v) for name, v in live.items()}
     return saved

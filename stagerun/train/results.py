@@ -1,4 +1,4 @@
-"""What a run leaves beside its snapshots: results of stages and ensembles, a rehearsal's figures, how lives ended. No torch."""
+"""The results of a run: files of stages and ensembles, figures of a rehearsal, and how earlier lives of the run ended. No torch."""
 
 import hashlib
 import json
@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TypeVar
 
 from stagerun import store
 from stagerun.base.errors import WORTH_ANOTHER_START, ExitCode, ResumeRefused, StorageError
@@ -13,6 +14,7 @@ from stagerun.base.events import EnsembleTested, StageFinished
 from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import Inventory, SnapshotRef, same_set
 from stagerun.language import canonical
+from stagerun.language.build import completed
 from stagerun.logs.lines import Before
 from stagerun.logs.log_file import LOG
 from stagerun.plan import Plan, PlannedStage, State
@@ -23,30 +25,36 @@ from stagerun.system.typed import json_object, read_as
 
 _MOST = 1 << 20  # bytes of a result; a run writes one thousand
 _MOST_FIGURES = 1 << 24  # bytes of what a rehearsal measured
+_T = TypeVar("_T")
 
 
 def path_of(out: Path, snapshot: str) -> Path:
     return results_folder(out) / f"{snapshot}.json"
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, most: int = _MOST) -> bytes:
     # The folder may be a link, which someone made on purpose; the file may not.
-    return store.LocalDisk().read(Path(os.path.realpath(path.parent)) / path.name, _MOST)
+    return store.LocalDisk().read(Path(os.path.realpath(path.parent)) / path.name, most)
+
+
+def _stored(kind: type[_T], path: Path, most: int = _MOST) -> _T | None:
+    """Return the value in a file; None if it is missing or can't be read, or another version wrote it."""
+    try:
+        return read_as(kind, json_object(_read(path, most)))
+    except (OSError, ValueError):
+        return None
 
 
 def read_result(out: Path, ref: SnapshotRef) -> StageFinished | None:
-    """The result of a snapshot, under its stage's present name; None if there is none, or it can't be read or is not a result (then it
-    is made again)."""
-    try:
-        found = read_as(StageFinished, json_object(_read(path_of(out, ref.name))))
-    except (OSError, ValueError):
-        return None
-    return replace(found, stage=ref.stage) if ref.trained_as else found
+    """Return the result of a snapshot, under its stage's present name; None if it is missing or unreadable (the stage is then evaluated
+    again)."""
+    result = _stored(StageFinished, path_of(out, ref.name))
+    return replace(result, stage=ref.stage) if result is not None and ref.trained_as else result
 
 
 def write_result(disk: store.Disk, out: Path, result: StageFinished | EnsembleTested) -> None:
-    """Rank 0 only. StorageError or PermissionDenied if it can't be written; StorageError, too, if it can't be read back: what has no result
-    is evaluated, and so would be again and again."""
+    """Write a result, on rank 0. StorageError or PermissionDenied; StorageError also if it can't be read back: without a result the stage
+    would be evaluated again and again."""
     path = path_of(out, result.snapshot) if isinstance(result, StageFinished) else ensemble_path(out, result.name)
     store.write_atomic(disk, path, json.dumps(asdict(result)).encode())
     try:
@@ -59,42 +67,42 @@ def write_result(disk: store.Disk, out: Path, result: StageFinished | EnsembleTe
 
 
 def results(plan: Plan, out: Path) -> list[StageFinished]:
-    """Those of the finished stages, in running order."""
+    """Return the results of the finished stages, in running order."""
     return [r for s in plan.stages if s.end is not None and (r := read_result(out, s.end)) is not None]
 
 
 def unfinished(plan: Plan, out: Path, evaluated: set[str] | None = None) -> list[PlannedStage]:
-    """Stages that are trained, but whose evaluation is missing, or was made with other images or another transform. `evaluated`: names of
-    snapshots whose evaluation is known to count, which is brought up to date."""
-    known, found = evaluated if evaluated is not None else set(), []
+    """Return stages that are trained, but whose evaluation is missing, or was made with other images or another transform. `evaluated`:
+    names of snapshots whose evaluation counts; it is brought up to date."""
+    counted, missing = evaluated if evaluated is not None else set(), []
     for planned in plan.stages:
-        if planned.state is State.DONE and (end := planned.end) is not None and end.name not in known:
+        if planned.state is State.DONE and (end := planned.end) is not None and end.name not in counted:
             result = read_result(out, end)
             if result and tested_alike(plan.schedule, planned.stage, result.tested_on, result.tested_set):
-                known.add(end.name)
+                counted.add(end.name)
             else:
-                found.append(planned)
-    return found
+                missing.append(planned)
+    return missing
 
 
 def parents(plan: Plan, out: Path) -> dict[str, Before]:
-    """What each stage's gain is against: the stage at whose end it starts, or the average; for one that starts inside another stage,
-    the top-1 there. None if unknown."""
-    found: dict[str, Before] = {}
+    """Return by stage the value that its gain is measured against: the name of its parent or average; the top-1 of the snapshot for a
+    stage that starts inside another; None if unknown."""
+    before: dict[str, Before] = {}
     for planned in plan.stages:
-        stage, own = planned.stage, planned.end or planned.start
+        stage, ref = planned.stage, planned.end or planned.start
         if stage.average or stage.parent_iter is None:
-            found[stage.name] = stage.average or stage.parent
-        elif own is None:
-            found[stage.name] = None
+            before[stage.name] = stage.average or stage.parent
+        elif ref is None:
+            before[stage.name] = None
         else:
-            start = own.parent if own.stage == stage.name else own.id
-            found[stage.name] = top1_of(out, start, plan.inventory, tested_set(plan.schedule, stage))
-    return found
+            start = ref.parent if ref.stage == stage.name else ref.id
+            before[stage.name] = top1_of(out, start, plan.inventory, tested_set(plan.schedule, stage))
+    return before
 
 
 def top1_of(out: Path, id: str, inventory: Inventory, images: str) -> float | None:
-    """The top-1 of a snapshot; None if it was not evaluated, or on other images."""
+    """Return the top-1 of a snapshot; None if it was not evaluated, or on other images."""
     ref = next((ref for ref in inventory.snapshots if ref.id == id), None)
     result = read_result(out, ref) if ref is not None else None
     return None if result is None or same_set(result.tested_set, images) is False else result.top1
@@ -105,22 +113,41 @@ def ensemble_path(out: Path, name: str) -> Path:
 
 
 def read_ensemble(out: Path, name: str) -> EnsembleTested | None:
-    """What was evaluated under that name, whatever it was made from; None as of `read_result`."""
-    try:
-        found = read_as(EnsembleTested, json_object(_read(ensemble_path(out, name))))
-    except (OSError, ValueError):
+    """Return the result stored under that name, from whatever members; None as in `read_result`."""
+    result = _stored(EnsembleTested, ensemble_path(out, name))
+    return result if result is not None and result.name == name else None
+
+
+def ensemble_on_disk(out: Path, name: str, inventory: Inventory) -> EnsembleTested | None:
+    """Return the last evaluation of an ensemble, if all its members exist and none was retrained since. With a schedule, call
+    `planned_ensembles`."""
+    tested = read_ensemble(out, name)
+    if tested is None:
         return None
-    return found if found.name == name else None
+    members = [ref for ref in inventory.snapshots if ref.id in tested.snapshots]
+    # An older version didn't write the time: no earlier than its members were trained.
+    evaluated = max([(tested.attempt, tested.serial), *((ref.attempt, ref.serial) for ref in members)])
+
+    def replaced(member: SnapshotRef) -> bool:
+        later = [ref for ref in inventory.of(member.stage) if (ref.attempt, ref.serial) > evaluated]
+        return any(_definition(ref) != _definition(member) for ref in later)
+
+    whole = {ref.id for ref in members} >= set(tested.snapshots)
+    return tested if whole and not any(map(replaced, members)) else None
+
+
+def _definition(ref: SnapshotRef) -> tuple[str, dict[str, str]]:
+    return ref.parent, completed(ref.identity)
 
 
 def planned_ensembles(plan: Plan, out: Path) -> tuple[PlannedEnsemble, ...]:
-    """Each ensemble of the schedule, and what is on disk of it."""
-    found = [read_ensemble(out, ensemble.name) for ensemble in plan.schedule.ensembles]
-    return plan_ensembles(plan, {tested.name: tested for tested in found if tested is not None})
+    """Return each ensemble of the schedule, with its state on disk."""
+    results = [read_ensemble(out, ensemble.name) for ensemble in plan.schedule.ensembles]
+    return plan_ensembles(plan, {result.name: result for result in results if result is not None})
 
 
 def ensembles(plan: Plan, out: Path) -> list[EnsembleTested]:
-    """The results that count."""
+    """Return the results of ensembles that count."""
     return [e.result for e in planned_ensembles(plan, out) if e.result is not None]
 
 
@@ -129,14 +156,14 @@ def nothing_to_do(plan: Plan, out: Path) -> bool:
 
 
 def relied_on(plan: Plan) -> list[SnapshotRef]:
-    """Return what a run goes on from: the snapshot that the next stretch starts with or, where nothing is left, the ends of all stages."""
+    """Return the snapshots that a run relies on: the start of the next stretch or, if nothing is left, the ends of all stages."""
     if plan.next is not None:
         return [plan.next.start] if plan.next.start is not None else []
     return [s.end for s in plan.stages if s.state is State.DONE and s.end is not None]
 
 
 def ready_ensembles(plan: Plan, out: Path) -> list[PlannedEnsemble]:
-    """Those whose members are all there, and that are not evaluated. To be asked when no stage is `unfinished`."""
+    """Return ensembles that can be evaluated now. Call it when no stage is `unfinished`."""
     return [e for e in planned_ensembles(plan, out) if e.state is EnsembleState.READY]
 
 
@@ -148,34 +175,31 @@ def figures_file(out: Path) -> Path:
 
 
 def read_figures(out: Path) -> Figures | None:
-    """What the last rehearsal left; None if there was none, or another version's."""
-    try:
-        return read_as(Figures, json_object(store.LocalDisk().read(figures_file(out), _MOST_FIGURES)))
-    except (OSError, ValueError):
-        return None
+    """Return the figures of the last rehearsal, or None."""
+    return _stored(Figures, figures_file(out), _MOST_FIGURES)
 
 
 # -- a restart loop that gets nowhere
 
-# Lives without progress after which another one has no point; a fault that comes and goes seldom comes three times in a row.
+# Lives without progress after which another one has no point; a passing fault seldom comes three times in a row.
 LIMIT = 3
 
-# Ends that a launcher, a scheduler or a batch script answers with another start. Those with another code have said what a person must do.
+# Ends that a launcher, a scheduler or a batch script answers with another start. Any other code asks a person to do something.
 _BAD = {None, ExitCode.BUG, *WORTH_ANOTHER_START} - {ExitCode.SAVED}
 
 
-def standing(disk: store.Disk, out: Path, schedule: Schedule, found: store.Inventory) -> str:
-    """A digest of what there is to go on from: the schedule, the complete snapshots by their names, the results. Any progress changes
-    it, and so does an edit of the solver files, which is as good a reason to try again. StorageError, PermissionDenied."""
+def standing(disk: store.Disk, out: Path, schedule: Schedule, inventory: store.Inventory) -> str:
+    """Return a digest of the state to resume from: the schedule, the names of complete snapshots, the results. Any progress changes it,
+    and so does an edit of the schedule, a good reason to try again. StorageError, PermissionDenied."""
     digest = hashlib.sha256(canonical(schedule).encode())
-    for ref in found.snapshots:
+    for ref in inventory.snapshots:
         digest.update(f"\n{ref.name}".encode())
-    for place in (results_folder(out), results_folder(out) / "ensembles"):
-        folder = Path(os.path.realpath(place))  # it may be a link, as in `_read`
+    for path in (results_folder(out), results_folder(out) / "ensembles"):
+        folder = Path(os.path.realpath(path))  # it may be a link, as in `_read`
         with store.reporting("list the results", folder), suppress(FileNotFoundError):
             for name in sorted(disk.names(folder)):
                 if name.endswith(".json") and not name.startswith("."):
-                    content = b""  # of one that can't be read: it is made again
+                    content = b""  # unreadable: it is made again
                     with suppress(OSError):
                         content = disk.read(folder / name, _MOST)
                     line = f"\n{name} {hashlib.sha256(content).hexdigest()}"
@@ -184,24 +208,24 @@ def standing(disk: store.Disk, out: Path, schedule: Schedule, found: store.Inven
 
 
 def require_progress(disk: store.Disk, out: Path, newest: str) -> None:
-    """ResumeRefused if the last LIMIT lives were cut off or failed, and all began from `newest`, the `standing` now. StorageError,
+    """Raise ResumeRefused if the last LIMIT lives were cut off or failed, and all began from `newest`, the `standing` now. StorageError,
     PermissionDenied."""
     if not (lives := fruitless(disk, out, newest)):
         return
-    ends = []
-    for life in lives:
-        end = "was killed, or crashed" if life.code is None else f"ended with exit code {life.code}"
-        ends.append(f"life {life.attempt} ({life}) {end}")
-    more = f"{out / LOG} may say more; " if (out / LOG).exists() else ""
+    ends = [
+        f"life {life.attempt} ({life}) "
+        + ("was killed, or crashed" if life.code is None else f"ended with exit code {life.code}")
+        for life in lives
+    ]
     raise ResumeRefused(
-        f"the last {LIMIT} runs in {out} came to no snapshot and no result, and the next would start where they did: "
+        f"the last {LIMIT} runs in {out} wrote no snapshot and no result, and the next would start where they did: "
         + "; ".join(ends),
-        f"{more}`stagerun run --retry` goes on all the same",
+        (f"see {out / LOG}; " if (out / LOG).exists() else "") + "`stagerun run --retry` resumes all the same",
     )
 
 
 def fruitless(disk: store.Disk, out: Path, newest: str) -> list[store.Life]:
-    """The last LIMIT lives, where they were cut off or failed and all began from `newest`; else none. StorageError,
+    """Return the last LIMIT lives if they were cut off or failed, and all began from `newest`; else an empty list. StorageError,
     PermissionDenied."""
     lives = store.last_lives(disk, out, LIMIT)
     bad = [life for life in lives if life.readable and life.code in _BAD and life.newest == newest]

@@ -1,6 +1,6 @@
 """The run, on one worker:
 
-    until nothing is left:
+    until nothing remains:
         rank 0 decides from what is on disk what comes next (`next_step`)
         every rank does it: trains a stage, evaluates one, or evaluates an ensemble
 
@@ -8,8 +8,8 @@ Every worker runs this same code, on its share of each batch. "Collective" marks
 for the others, so a branch around one goes the same way on all ranks. Only rank 0 has a `keeper`, which reads and writes the output
 folder; the other ranks receive its decisions.
 
-A killed run leaves complete snapshots and results, and nothing else that a later run relies on. That one decides from them as this one does
-before each stage, so resuming needs no code of its own.
+A killed run leaves complete snapshots and results, and a later run relies on nothing else. It decides from them as this one does before each
+stage, so resuming needs no special code.
 """
 
 import time
@@ -28,19 +28,19 @@ from stagerun.train.ensembling import test_ensemble
 from stagerun.train.environment import other_machines
 from stagerun.train.finish import finish_stage
 from stagerun.train.keeper import run_started
-from stagerun.train.next_step import Step, evaluated_again, next_step, promised
+from stagerun.train.next_step import Step, evaluated_again, next_step, promised, was_set_aside
 from stagerun.train.restore import restored
-from stagerun.train.rollback import was_set_aside
 from stagerun.train.stage import train_stage
 
 
 def run(context: Context) -> Iterator[Event]:
-    """Run what is not yet done. Collective. `context.keeper` is open on rank 0, and None on the others. Ends after Stopped or RunFinished.
+    """Run what is not yet done. Collective. `context.keeper` is open on rank 0, and None on the others. Ends after Stopped or
+    RunFinished.
 
     Long operations poll `context.stop`; with a grace period, an iteration that can't be finished in time is abandoned. A replay (of
-    `method: ASYNC`) ends where its record ends. ResumeRefused where `context.exact` demands bits that can't be promised.
+    `method: ASYNC`) ends with its record. ResumeRefused if `context.exact` demands bits that can't be promised.
 
-    If one rank raises an error, the others raise ToldByAnother, or PeerError where it didn't come to tell them.
+    If one rank raises an error, the others raise ToldByAnother, or PeerError if it could not tell them.
     """
     began, comm, keeper, trained = time.monotonic(), context.comm, context.keeper, False
     require_same_schedule(comm, context.world, context.schedule)
@@ -76,7 +76,7 @@ def run(context: Context) -> Iterator[Event]:
 
 
 def _do(context: Context, step: Step) -> Iterator[Event]:
-    """Train a stage to its end, or evaluate what is trained already. Collective; the last event may be Stopped."""
+    """Train a stage to its end, or evaluate a trained one. Collective; the last event may be Stopped."""
     if not isinstance(step, StageRun):
         if context.keeper is not None and (note := promised(context, step)):
             yield note
@@ -98,26 +98,25 @@ def _do(context: Context, step: Step) -> Iterator[Event]:
 
 
 def _open_images(context: Context) -> Generator[Note, None, tuple[str, bool]]:
-    """Import images that are still folders, copy them to scratch disks, and open them. Collective.
-
-    Return why to stop ('' if nobody asked to), and whether to plan again, because the images differ from those that rank 0 planned with."""
+    """Import images that are still folders, copy them to scratch disks, and open them. Collective. Return the reason to stop ('' to
+    continue), and whether to plan again, because the images differ from those that rank 0 planned with."""
     images, comm, world, keeper = context.images, context.comm, context.world, context.keeper
     if (yield from images.imported(comm, context.stop)):
-        return "asked to stop while the images were imported; the import goes on where it was", False
-    # Before the import only names and sizes were known. Another run may have imported the folders after rank 0's first look.
+        return "asked to stop while the images were imported; the next run resumes the import", False
+    # The first look saw only names and sizes. Another run may have imported the folders after rank 0's first look.
     if images.imports and rank0(comm, lambda: keeper is not None and keeper.look_at_images()):
         if keeper is not None:
             context.schedule = keeper.schedule
         return "", True
     if (yield from images.open(comm, world, context.stop)):
-        return "asked to stop while the images were copied; the copy goes on where it was", False
+        return "asked to stop while the images were copied; the next run resumes the copy", False
     images.remove_others(comm, world)
     images.preflight(comm)
     return "", False
 
 
 def _opening(context: Context) -> Iterator[Event]:
-    """Report where the run is, what is left, and what it found in the output folder. Collective."""
+    """Report location, remaining work, and state of the output folder. Collective."""
     comm, keeper = context.comm, context.keeper
     hosts = tuple(hosts_of(comm))
     yield run_started(

@@ -1,4 +1,4 @@
-"""Where the events of a run go: on rank 0 to the screen and to the logs of the output folder, which is held meanwhile; elsewhere nowhere."""
+"""A run with its output: rank 0 holds the output folder, and sends the events to the screen and to the logs."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,12 +11,34 @@ from stagerun.logs.console import Console
 from stagerun.logs.log_file import LOG, JsonLines
 from stagerun.logs.table import Opened, Sink, all_logs
 from stagerun.system.files import require_writable
+from stagerun.system.imports import with_imports
 from stagerun.system.pulse import Section
 from stagerun.train import results
+from stagerun.train.agreement import rank0
 from stagerun.train.context import Context
 from stagerun.train.hours import TimeLeft
-from stagerun.train.keeper import Keeper
 from stagerun.train.options import RunOptions
+from stagerun.train.run import run
+
+
+def logged_run(options: RunOptions, context: Context) -> Iterator[Event]:
+    """Run the schedule, with the events on the screen and in the logs of the output folder, which rank 0 holds until the last event or an
+    error. Collective."""
+    out, comm = options.output(context.schedule), context.comm
+    context.schedule, context.out, context.exact = with_imports(context.schedule, out), str(out), options.exact
+    context.replay = Path(options.replay).resolve() if options.replay is not None else None
+    context.rest = (options.parallel or 0) > 1
+    with ExitStack() as stack:
+        output = Output(context, stack)
+        rank0(comm, lambda: output.open(options))
+        profile = context.open_profile(options.profile) if options.profile is not None else None
+        for event in output.with_failure(run(context)):
+            output.show(event)
+            yield event
+        if profile is not None and not profile.over:
+            note = profile.finish()
+            if note.text and output.sinks:
+                output.sinks[0](note)  # on the screen alone
 
 
 class Output:
@@ -28,17 +50,16 @@ class Output:
         self.sinks: list[Sink] = []
 
     def open(self, options: RunOptions) -> None:
-        """Rank 0's: takes the folder, and opens the screen and the logs."""
+        """Take the folder, and open the screen and the logs, on rank 0."""
         context, stack, pulse = self.context, self._stack, self.context.comm.pulse
         out = Path(context.out)
-        keeper = Keeper(context.schedule, out, options.selection, options.retry, context.say, context.stop)
-        context.keeper = keeper
+        keeper = context.open_keeper(options.selection, options.retry)
         if options.profile is not None:
             require_writable(options.profile)
         stack.push(lambda kind, error, trace: keeper.close(exit_code(error, self.last)))
         keeper.open()
-        if (take_over := wing("tools.parallel.folder.take_over")) is not None:
-            take_over(keeper)  # what a run with --parallel that was killed has left
+        if (take_over := wing("tools.parallel.take_over")) is not None:
+            take_over(keeper)  # snapshots of a killed run with --parallel
         log = out / LOG
         if context.watch is not None:
             context.watch.log(log)
@@ -59,7 +80,8 @@ class Output:
             self.sinks.append(stack.enter_context(all_logs()[name].make(opened)))
 
     def show(self, event: Event) -> None:
-        """A monitor's word is the last that the user sees. What is still trained after it may be saved, so it is logged."""
+        """Send the event to the sinks. A monitor's message is the last on the screen; later events are only logged, since what is
+        trained then may be saved."""
         pulse = self.context.comm.pulse
         if isinstance(event, Stopped | RunFinished):
             self.context.settle(exit_code(None, event))
@@ -70,11 +92,11 @@ class Output:
         self.last = event
 
     def with_failure(self, events: Iterator[Event]) -> Iterator[Event]:
-        """The events, and Failed before an error goes on its way: whoever looks in the morning finds it in the log. Where a monitor ends
-        the job, the monitor logs why, and errors only follow from it."""
+        """Yield the events, and Failed before an error is raised, so that the log has it. If a monitor ends the job, it logs the
+        reason, and the errors only follow."""
         try:
             yield from events
-        except FolderInUseError:  # the log is that of the run which has taken over
+        except FolderInUseError:  # the log belongs to the run that took over
             raise
         except Exception as error:
             if self.sinks and isinstance(error, PeerError) and self.context.watch is not None:
@@ -90,7 +112,7 @@ class Output:
 
 
 def exit_code(error: BaseException | None, last: Event | None) -> int:
-    """What the run ends with: `error`, or else its last event."""
+    """Return the exit code for `error`, or else for the last event."""
     if error is not None:
         return error.exit_code if isinstance(error, StagerunError) else ExitCode.BUG
     return ExitCode.SAVED if isinstance(last, Stopped) else ExitCode.DONE

@@ -1,4 +1,4 @@
-"""One stage on one worker.
+"""A stage on one worker.
 
     start       the state comes from a snapshot, or the seed (`start_stage`)
     train       for event in the engine's loop: update done, snapshot or evaluation due, stop requested
@@ -6,9 +6,9 @@
     save        the last snapshot is on disk before the stage is evaluated
     evaluate    the result is written to OUT/results (`finish_stage`)
 
-All workers do this together, and yield the same events except those that only rank 0 can know. Every rank has every hook; only rank 0 writes
+All workers do this together, and yield the same events except the events of rank 0 alone. Every rank has every hook; only rank 0 writes
 to disk. If another worker is killed, rank 0 notices (PeerError), saves the state after the last update, and the run ends; if rank 0 is killed,
-what came after the newest snapshot is lost. The next run resumes the stage from that; with the last snapshot there, it only evaluates.
+the training after the newest snapshot is lost. The next run resumes from that snapshot; after the last one, it only evaluates.
 
 To do something at each iteration, or each evaluation inside a stage, write a hook: a class whose `on` looks for Iterated or Evaluated
 (`hooks.Hook`). Put it into the list of `hooks_of`, after the hook whose events it wants to see. The evaluation at the end of a stage passes
@@ -25,25 +25,24 @@ from stagerun.base.recipe import OnNan
 from stagerun.system.pulse import Section
 from stagerun.train.context import StageRun
 from stagerun.train.finish import finish_stage
-from stagerun.train.hooks import Hook, pass_through
-from stagerun.train.hooks.early_stop import EarlyStop
+from stagerun.train.hooks import Counted, EarlyStop, Hook, Proofs, Reported, pass_through
 from stagerun.train.hooks.evaluations import Evaluations
-from stagerun.train.hooks.proofs import Proofs
-from stagerun.train.hooks.report import Counted, Reported
 from stagerun.train.hooks.snapshots import Snapshots
+from stagerun.train.next_step import go_back
 from stagerun.train.resident import images_on_device, training_batches
-from stagerun.train.rollback import go_back
 from stagerun.train.stage_start import Started, start_stage
 
 
 def train_stage(run: StageRun) -> Iterator[Event]:
-    """Train the rest of the stage, and evaluate it; of a piece (a stretch trained once more) only that. Collective; ends early after a Stopped."""
+    """Train the rest of the stage, and evaluate it; a piece (a stretch that is retrained) is not evaluated. Collective; ends early
+    after a Stopped."""
     while (failed := (yield from _train(run))) is not None:
+        run.worker.comm.pulse.enter(Section.START)  # for the other ranks: rank 0 reads and verifies
         run = yield from go_back(run, failed)  # `on_nan: ROLLBACK`
 
 
 def hooks_of(run: StageRun, started: Started, proofs: Proofs, snapshots: Snapshots) -> list[Hook]:
-    """In the order in which they see an event."""
+    """Return the hooks, in the order in which they see an event."""
     state, profile = started.state, run.worker.profile
     hooks: list[Hook] = [
         Counted(run),  # losses and seconds; a heartbeat for the monitor
@@ -89,7 +88,7 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
         yield from snapshots.rescue()
         raise
     finally:
-        for _ in snapshots.wait():  # whoever left early has no use for the events
+        for _ in snapshots.wait():  # after an error nobody reads the events
             pass
         state.exchange = None  # a cycle, which would keep the memory of a GPU
     yield from images.copied(comm, all_nodes=True)

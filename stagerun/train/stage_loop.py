@@ -1,4 +1,4 @@
-"""What the engine needs to know of a stage, from its definition: how it computes, and what its loop goes by."""
+"""The engine's view of a stage: its arithmetic, and the constants of its loop."""
 
 import torch
 
@@ -9,8 +9,7 @@ from stagerun.data.weights import mean_image
 from stagerun.engine.device import dtype_of
 from stagerun.engine.images import Normalise
 from stagerun.engine.loop import StageLoop
-from stagerun.engine.losses import Loss
-from stagerun.engine.mixing import Mixing
+from stagerun.engine.losses import Loss, Mixing
 from stagerun.engine.update import Arithmetic
 from stagerun.schedule import make_knobs
 from stagerun.train.context import StageRun
@@ -18,18 +17,18 @@ from stagerun.train.objective import made_loss
 
 
 def normalise_for(stage: Stage, transform: Transform, device: torch.device) -> Normalise:
-    """What turns the bytes of a batch into what the stage's network takes. The stage's identity may know the digest of its mean image."""
+    """Return the conversion from a batch's bytes to the input of the stage's network. The stage's identity may have the digest of its
+    mean image."""
     model, solver = stage.model, stage.solver
-    known = stage.identity.get(MEAN_DIGEST, "") if transform.mean_file == solver.transform.mean_file else ""
-    mean = mean_image(transform, model.channels, known)
+    digest = stage.identity.get(MEAN_DIGEST, "") if transform.mean_file == solver.transform.mean_file else ""
+    mean = mean_image(transform, model.channels, digest)
     return Normalise(transform, model.channels, device, dtype_of(solver.precision), solver.channels_last, mean)
 
 
 def arithmetic_of(
     stage: Stage, device: torch.device, loss: Loss | None = None, teacher: Model | None = None
 ) -> Arithmetic:
-    """How a stage computes its updates. Without a `loss` it has one that takes as long: a teacher in it is of the network `teacher`, with
-    other weights."""
+    """Return the arithmetic of the updates. Without a `loss` use one that takes as long: with a network `teacher` of other weights."""
     solver = stage.solver
     return Arithmetic(
         logical_workers=solver.logical_workers,
@@ -43,7 +42,7 @@ def arithmetic_of(
 
 
 def make_loop(run: StageRun, loss: Loss | None = None) -> StageLoop:
-    """The constants of the stage's loop on this rank."""
+    """Return the constants of the stage's loop on this rank."""
     worker, stage, solver = run.worker, run.stage, run.stage.solver
     return StageLoop(
         stage=stage.name,
@@ -54,7 +53,7 @@ def make_loop(run: StageRun, loss: Loss | None = None) -> StageLoop:
         logical_workers=runs_of(solver.logical_workers, worker.comm.size)[worker.comm.rank],
         knobs=make_knobs(solver),
         snapshot=solver.snapshot,
-        # A piece is not tested, but where that decides something, which the stage may go on from there with.
+        # A piece is tested only for `early_stop`, whose state the stage may resume with.
         test_interval=0 if run.is_piece and solver.early_stop is None else solver.test_interval,
         branch_points=frozenset(worker.schedule.branch_points(stage.name)),
         is_piece=run.is_piece,

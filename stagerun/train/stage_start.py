@@ -1,4 +1,4 @@
-"""The start of a stage: its state, its loop, how its gradients come together, and what is said of all that."""
+"""The start of a stage: its state, its loop, its exchange of gradients, and the events that report them."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from stagerun.train.stage_loop import make_loop
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """`bits`: what the bits of the stage depend on besides its definition."""
+    """`bits`: the environment that the bits of the stage depend on."""
 
     state: TrainState
     loop: StageLoop
@@ -29,7 +29,7 @@ class Started:
 
 
 def start_stage(run: StageRun) -> Generator[Event, None, Started | None]:
-    """Collective. None after a Stopped."""
+    """Start the stage. Collective. None after a Stopped."""
     worker, stage = run.worker, run.stage
     for text in look_at(run):
         yield Note(text=text)

@@ -1,7 +1,7 @@
-"""Where each tensor of a network comes from when a stage starts: a file, the stage before, or the seed. Pure: names and shapes alone.
+"""The source of each tensor of a network at the start of a stage: a file, the parent stage, or the seed. Pure: names and shapes alone.
 
-What a file is called for is `recipe.Weights`. A tensor that the file gives comes from there; any other one that the stage before has in the
-same shape comes from there; the rest is drawn anew.
+A tensor that the file offers (`recipe.Weights`) comes from the file; any other one that the parent has in the same shape comes from the
+parent; the rest is drawn from the seed.
 """
 
 import enum
@@ -23,15 +23,15 @@ _MOST = 6  # names in a line of a table, and in a message
 class Origin(enum.Enum):
     FILE = "taken from the file"
     PARENT = "kept"
-    MISFIT = "did not fit, drawn anew"
+    MISFIT = "did not fit, drawn anew"  # the words that snapshots store
     ANEW = "drawn anew"
     LEFT = "left in the file"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A tensor of the network, or by its name there one of the file that is not used. `was`: its name in the file. `why` it does not come
-    from where it could, or is not used."""
+    """A tensor of the network, or an unused one of the file. `was`: its name in the file. `why`: the reason that it does not come from
+    a possible source, or is not used."""
 
     name: str
     shape: Shape
@@ -42,8 +42,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """`rows` has each tensor of the network once, in its order; `left` those of the file that are not used. `behind`: names of what the network
-    before had and this one has not."""
+    """`rows` has each tensor of the network once, in its order; `left`: unused tensors of the file. `behind`: names that only the
+    parent's network has."""
 
     rows: tuple[Row, ...]
     left: tuple[Row, ...] = ()
@@ -55,7 +55,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """What is wrong in `field`, a field of WeightsParameter."""
+    """A mistake in `field`, a field of WeightsParameter."""
 
     field: str
     message: str
@@ -65,7 +65,8 @@ class Mistake:
 def transfer(
     network: Shapes, parent: Shapes | None = None, file: Shapes | None = None, weights: Weights | None = None
 ) -> tuple[Transfer, tuple[Mistake, ...]]:
-    """`parent`: the network of the stage before, None for the seed; `file`: the tensors that `weights` names."""
+    """Return the sources and the mistakes. `parent`: the network of the stage before, None for the seed; `file`: the tensors of the
+    file of `weights`."""
     names, here, why = dict[str, str](), dict[str, Shape](), dict[str, str]()  # by names in the network
     used, mistakes = set[object](), list[Mistake]()
     if file is None or weights is None:
@@ -104,10 +105,10 @@ def _row(
         return Row(name, shape, Origin.FILE, names[name])
     if parent is not None and parent.get(name) == shape:
         return Row(name, shape, Origin.PARENT, why=reason)
-    known = parent is not None and name in parent
-    before = f"{size(parent[name])} in the network before" if parent is not None and known else ""
-    before = before or ("not in the network before" if parent is not None else "")
-    misfit = known or (name in here and reason != "dropped")
+    before = ""
+    if parent is not None:
+        before = (f"{size(parent[name])}" if name in parent else "not") + " in the network before"
+    misfit = (parent is not None and name in parent) or (name in here and reason != "dropped")
     return Row(name, shape, Origin.MISFIT if misfit else Origin.ANEW, why=", ".join(filter(None, (reason, before))))
 
 
@@ -116,11 +117,11 @@ def _why_left(why: str, shape: Shape | None) -> str:
 
 
 def _idle(network: Shapes, here: Shapes, file: Shapes, weights: Weights, used: set[object]) -> Iterator[Mistake]:
-    """Patterns that fit nothing."""
+    """Report patterns that match nothing."""
     for pattern in weights.drop:
         if not any(fits(name, (pattern,)) for name in (*network, *here)):
             hint = nearest(pattern, {*network, *here}) or _named_like(network, "the network's")
-            text = f'`drop: "{pattern}"` fits no tensor of the network, and none of {weights.file}'
+            text = f'`drop: "{pattern}"` fits no tensor of the network or of {weights.file}'
             yield Mistake("drop", text, hint)
     for rule in weights.rename:
         if rule not in used:
@@ -130,12 +131,12 @@ def _idle(network: Shapes, here: Shapes, file: Shapes, weights: Weights, used: s
 
 
 def _unaccounted(made: Transfer, here: Shapes, network: Shapes, weights: Weights) -> Iterator[Mistake]:
-    """Tensors of the file that don't fit; with `strict` those that the network lacks or the file."""
+    """Report tensors of the file that don't fit; with `strict` also those that the network or the file lacks."""
     if not made.of(Origin.FILE):
         hint = _rename_hint(network, here)
         if not hint and here:
             hint = f"{_named_like(here, 'its')}, and the network's like `{next(iter(network), '')}`"
-        yield Mistake("file", f"no tensor of {weights.file} is one of the network", hint)
+        yield Mistake("file", f"{weights.file} has no tensor of the network", hint)
         return
 
     def mistake(names: Sequence[str], text: str, shown: Iterable[str], does: str) -> Iterator[Mistake]:
@@ -148,23 +149,23 @@ def _unaccounted(made: Transfer, here: Shapes, network: Shapes, weights: Weights
             yield Mistake("file", f"{text.format(count(len(names), 'tensor'))}: {some(list(shown))}", hint)
 
     kept = [row for row in made.left if row.why != "dropped"]
-    odd = [row.was for row in kept if row.was in network]
-    shown = (f"`{n}` {size(here[n])} there and {size(network[n])} here" for n in network if n in odd)
-    odd = [name for name in network if name in odd]
-    have = "has" if len(odd) == 1 else "have"
-    yield from mistake(odd, f"{{}} of {weights.file} {have} another shape", shown, "leave {} out")
+    misfits = [row.was for row in kept if row.was in network]
+    shown = (f"`{n}` {size(here[n])} in the file, {size(network[n])} in the network" for n in network if n in misfits)
+    misfits = [name for name in network if name in misfits]
+    have = "has" if len(misfits) == 1 else "have"
+    yield from mistake(misfits, f"{{}} of {weights.file} {have} another shape", shown, "leave {} out")
     if weights.strict:
-        anew = (row for row in made.of(Origin.ANEW, Origin.MISFIT) if row.name not in here)
-        lacks = [r.name for r in anew if not (fits(r.name, weights.drop) or r.name.endswith(COUNTER))]
+        drawn = (row for row in made.of(Origin.ANEW, Origin.MISFIT) if row.name not in here)
+        lacks = [r.name for r in drawn if not (fits(r.name, weights.drop) or r.name.endswith(COUNTER))]
         text = f"{weights.file} lacks {{}} of the network"
-        yield from mistake(lacks, text, (f"`{name}`" for name in lacks), "draw {} anew")
+        yield from mistake(lacks, text, (f"`{name}`" for name in lacks), "draw {} from the seed")
         spare = {row.was: row.name for row in kept if row.was not in network and not row.was.endswith(COUNTER)}
         text = f"{{}} of {weights.file} {'is' if len(spare) == 1 else 'are'} not in the network"
         yield from mistake(list(spare), text, (f"`{was}`" for was in spare.values()), "leave {} out")
 
 
 def _rename_hint(network: Shapes, here: Shapes) -> str:
-    """A prefix without which names fit, or with which they do; '' where none is found."""
+    """Return a hint to remove a prefix, if names fit without it."""
     for prefix in dict.fromkeys(name.partition(".")[0] for name in here):
         inside = [name.removeprefix(f"{prefix}.") for name in here if name.startswith(f"{prefix}.")]
         if inside and prefix not in {name.partition(".")[0] for name in network} and any(n in network for n in inside):
@@ -189,14 +190,15 @@ def size(shape: Shape) -> str:
 
 
 def table(made: Transfer, stage: Stage, start: str, frozen: Mapping[str, bool] | None = None) -> str:
-    """What `plan --weights` and a run say. `start`: what the stage starts from, in words. `frozen`: of each parameter."""
+    """Return the table that `plan --weights` and a run print. `start`: the source of the stage's start, in words. `frozen`: of each
+    parameter."""
     file = stage.solver.start.file if stage.solver.start is not None else ""
     words = {Origin.FILE: f"taken from {file}", Origin.PARENT: f"kept from {start}", Origin.LEFT: f"left in {file}"}
     rows = []
     for origin in Origin:
-        if found := [row for row in (*made.rows, *made.left) if row.origin is origin]:
-            why = "" if origin in (Origin.FILE, Origin.PARENT) else _why(found)
-            rows.append((words.get(origin, origin.value), *_counted(row.shape for row in found), why))
+        if group := [row for row in (*made.rows, *made.left) if row.origin is origin]:
+            why = "" if origin in (Origin.FILE, Origin.PARENT) else _why(group)
+            rows.append((words.get(origin, origin.value), *_counted(row.shape for row in group), why))
     if made.behind:
         rows.append((f"left behind in {start}", str(len(made.behind)), "", some(made.behind)))
     if frozen is not None and (stage.solver.freeze or any(frozen.values())):
@@ -208,13 +210,13 @@ def table(made: Transfer, stage: Stage, start: str, frozen: Mapping[str, bool] |
 
 
 def _counted(shapes: Iterable[Shape]) -> tuple[str, str]:
-    found = list(map(math.prod, shapes))
-    return str(len(found)), f"{sum(found):,}"
+    numbers = list(map(math.prod, shapes))
+    return str(len(numbers)), f"{sum(numbers):,}"
 
 
-def _why(found: Sequence[Row]) -> str:
-    """`fc.weight 10 x 64, fc.bias 10: dropped; ...`, those of one reason together."""
+def _why(rows: Sequence[Row]) -> str:
+    """Return `fc.weight 10 x 64, fc.bias 10: dropped; ...`, grouped by reason."""
     groups: dict[str, list[str]] = {}
-    for one in found:
-        groups.setdefault(one.why, []).append(f"{one.name} {size(one.shape)}")
+    for row in rows:
+        groups.setdefault(row.why, []).append(f"{row.name} {size(row.shape)}")
     return "; ".join(some(names) + (f": {why}" if why else "") for why, names in groups.items())

@@ -1,24 +1,70 @@
-"""One worker of `stagerun run`, from its start to its exit code."""
+"""A worker of `stagerun run`: it joins the others, reads the schedule as they do, and runs it."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable, Sequence
+
+import torch
 
 from stagerun.base.events import Event
+from stagerun.base.recipe import Schedule
+from stagerun.comm import PATIENT, TIMEOUT, Comm, SoloComm, TorchComm
+from stagerun.engine.device import choose_device
 from stagerun.language import load
 from stagerun.launch import StopRequest
-from stagerun.launch.watch.worker import Monitored
-from stagerun.system.imports import with_imports
-from stagerun.system.world import World
-from stagerun.train.agreement import rank0
+from stagerun.launch.stopping import aside
+from stagerun.launch.watched import Monitored
+from stagerun.plan.choice import check_workers
+from stagerun.system.pulse import Section
+from stagerun.system.world import World, default_threads
+from stagerun.train.agreement import bind_cores, everyone, require_same_code
 from stagerun.train.context import Context, Stopping
-from stagerun.train.hooks.profile import Profile
-from stagerun.train.join import join, load_everywhere, place
 from stagerun.train.options import Cut, RunOptions
-from stagerun.train.run import run
-from stagerun.train.sinks import Output, exit_code
+from stagerun.train.sinks import exit_code, logged_run
 
-PROFILED = 10  # iterations of --profile
+
+def join(
+    world: World, threads: int | None, stop: StopRequest, watch: Monitored | None = None, patient: bool = False
+) -> tuple[torch.device, Comm]:
+    """Return this worker's device and the group of workers. From now on the caller must poll `stop`. `watch` learns the group, too.
+    `patient`: the monitors check time-outs, or the user wants none.
+
+    UsageError with more workers than GPUs, PeerError if the others don't come.
+    """
+    torch.set_num_threads(threads or default_threads(world.local_size))
+    device = choose_device(world, exact=True)
+    pulse = watch.pulse if watch is not None else None
+    comm: Comm = SoloComm(pulse)
+    if world.size > 1:
+
+        def meet() -> Comm:
+            comm = TorchComm(world, device, pulse, PATIENT if patient else TIMEOUT)
+            if watch is not None:
+                watch.meet(comm)
+            return comm
+
+        comm = aside(meet)
+
+    def when() -> str:
+        if comm.pulse.within not in (Section.FIRST_ITERATION, Section.ITERATION):
+            return "at the next safe point"
+        # An iteration that can't be finished in time is broken off.
+        return "in or after this iteration" if stop.grace is not None else "after this iteration"
+
+    stop.begin(when)
+    return device, comm
+
+
+def load_everywhere(
+    folder: str, overrides: Sequence[str], comm: Comm, read: Callable[[str, Sequence[str]], Schedule] = load
+) -> Schedule:
+    """Return the schedule as this rank reads it. Collective: if one rank's files have a mistake, all ranks end."""
+    require_same_code(comm)
+
+    def read_here() -> Schedule:
+        schedule = read(folder, overrides)
+        check_workers(schedule, comm.size)
+        return schedule
+
+    return everyone(comm, read_here)
 
 
 def train(
@@ -28,11 +74,10 @@ def train(
     watch: Monitored | None,
     cut: Cut | None = None,
 ) -> int:
-    """Join the other workers, read the schedule as they do, and run it; return the exit code. `cut` makes the run short, to try
-    something."""
+    """Join the other workers, read the schedule as they do, and run it; return the exit code. `cut` makes the run short, for a trial."""
     device, comm = join(world, options.threads, stop, watch, patient=True)
     schedule = load_everywhere(options.folder, options.overrides, comm, load if cut is None else cut.read)
-    placed = place(world, comm, watch) if options.bind == "numa" else None
+    placed = bind_cores(world, comm, watch) if options.bind == "numa" else None
     limit_reached = False
     context = Context(
         schedule if cut is None else cut.schedule(schedule),
@@ -53,23 +98,3 @@ def train(
         limit_reached = cut is not None and cut.until(last)
     comm.close()
     return exit_code(None, last)
-
-
-def logged_run(options: RunOptions, context: Context) -> Iterator[Event]:
-    """Run the schedule, with the events on the screen and in the logs of the output folder, which rank 0 holds until the last event or an
-    error. Collective."""
-    out, comm = options.output(context.schedule), context.comm
-    context.schedule, context.out, context.exact = with_imports(context.schedule, out), str(out), options.exact
-    context.replay = Path(options.replay).resolve() if options.replay is not None else None
-    context.rest = (options.parallel or 0) > 1
-    with ExitStack() as stack:
-        output = Output(context, stack)
-        rank0(comm, lambda: output.open(options))
-        profile = context.profile = Profile(options.profile, PROFILED, comm) if options.profile is not None else None
-        for event in output.with_failure(run(context)):
-            output.show(event)
-            yield event
-        if profile is not None and not profile.over:
-            note = profile.finish()
-            if note.text and output.sinks:
-                output.sinks[0](note)  # on the screen alone

@@ -1,6 +1,7 @@
-"""`compress_param` applied to a network: which method each parameter has, and the reducer that carries it out."""
+"""`compress_param` applied to a network: the method of each parameter, and the reducer."""
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from stagerun.wire.choosing import resolved
 from stagerun.wire.holding import NEEDED, Holding, Tensors, require_alike
 from stagerun.wire.messages import Kept, operator, remembers, rules_of
 from stagerun.wire.reducer import CompressedReducer, Cut, From, Residual
+from stagerun.wire.rules import applied
 
 BASIS = "basis/"
 
@@ -26,7 +28,7 @@ class Compressing(Holding):
     """`compress_param`: every sender's message goes to every rank."""
 
     file, field = RESIDUAL, "compress_param"
-    residual: Residual | None = None  # what this rank's senders have not sent yet, where they remember it
+    residual: Residual | None = None  # what this rank's senders have not sent yet, if they remember it
 
     def __init__(self, state: TrainState, solver: Solver, determinism: Determinism, comm: Comm) -> None:
         super().__init__(state, solver, determinism, comm)
@@ -39,7 +41,7 @@ class Compressing(Holding):
             self._take_up(how)
 
     def _take_up(self, how: Compression) -> None:
-        """Gradients are sent by `how`, and nothing is left from before."""
+        """Send gradients by `how` from now on, with empty residuals."""
         self.how, self.rules = how, rules_of(self.state, how)
         # The senders of each rank: its logical workers with ELASTIC, itself with FIXED.
         elastic, size = self.determinism is Determinism.ELASTIC, self.comm.size
@@ -60,10 +62,9 @@ class Compressing(Holding):
         assert how is not None
         self.kept = Kept(self.solver.display if self.comm.rank == 0 else 0)
         if how.method is Method.AUTO:
-            chosen = yield from resolved(run, self.state, self._reducer_of)
-            if chosen is None:
+            if not (yield from resolved(run, self.state, self._trial_reducer)):
                 return False
-            how = chosen
+            how = applied(how, run.choice)
             self._take_up(how)
             residual = self.residual
         before = self._restore(run) if residual is not None and run.resumes else 0
@@ -77,7 +78,9 @@ class Compressing(Holding):
             yield Note(text=f"the residuals of {count(before, 'sender')} are shared out evenly over {residual.senders}")
         return (yield from super().begin(run, loop))
 
-    def _reducer_of(self, state: TrainState, solver: Solver) -> Reducer:
+    def _trial_reducer(self, state: TrainState, method: str) -> Reducer:
+        assert self.solver.compress is not None
+        solver = replace(self.solver, compress=applied(replace(self.solver.compress, start_iter=0), {"*": method}))
         return Compressing(state, solver, self.determinism, self.comm).make_reducer()
 
     def make_reducer(self) -> Reducer:
@@ -99,7 +102,7 @@ class Compressing(Holding):
                 yield Compressed(stage=event.stage, iter=event.iter, items=items)
 
     def in_file(self, senders: int | None = None) -> Tensors:
-        """NAME [senders, ...] for each parameter, and BASIS/NAME. `senders`: of this job where None."""
+        """NAME [senders, ...] for each parameter, and BASIS/NAME. `senders`: by default this job's."""
         residual = self.residual
         if residual is None:
             return {}
@@ -113,7 +116,7 @@ class Compressing(Holding):
     def vector(self, number: int) -> Tensor:
         return self._remembered().room(number)
 
-    def parts(self, number: int, vector: Tensor, file: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    def parts(self, number: int, vector: Tensor, file: Tensors) -> Iterator[tuple[Tensor, Tensor]]:
         return ((part, file[name][number]) for name, part in self._remembered().by_name(vector).items())
 
     def _remembered(self) -> Residual:
@@ -121,22 +124,22 @@ class Compressing(Holding):
         return self.residual
 
     def _restore(self, run: StageRun) -> int:
-        """Take the residuals from the snapshot; return how many senders they are of. Where there were others, what all of them had left is shared
-        out evenly: the sum stays, and with it what the weights are still to get."""
+        """Restore the residuals from the snapshot; return its number of senders. If it differs, share their sum evenly: the weights still get
+        the same."""
         now, before = self._remembered().senders, 0
 
         def fitted(saved: Tensors) -> Tensors:
             nonlocal before
             numbers = {len(tensor) for name, tensor in saved.items() if not name.startswith(BASIS) and tensor.dim()}
             if len(numbers) != 1 or 0 in numbers:
-                raise ValueError("its residuals are not all of the same senders")
+                raise ValueError("its residuals have different numbers of senders")
             before = numbers.pop()
             require_alike(saved, self.in_file(before))
             if before == now:
                 return saved
-            mine = {name: t for name, t in saved.items() if name.startswith(BASIS)}
-            shares = {name: t.sum(0) / now for name, t in saved.items() if name not in mine}
-            return mine | {name: share.expand(now, *share.shape) for name, share in shares.items()}
+            bases = {name: t for name, t in saved.items() if name.startswith(BASIS)}
+            shares = {name: t.sum(0) / now for name, t in saved.items() if name not in bases}
+            return bases | {name: share.expand(now, *share.shape) for name, share in shares.items()}
 
         self.restore(run, fitted)
         return rank0(self.comm, lambda: before)

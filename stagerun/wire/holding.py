@@ -1,5 +1,5 @@
-"""What exchanges of this wing have in common: their bytes are compared with those of plain gradients, and each rank holds vectors of its own, one
-for each of its senders or replicas, of which a snapshot has all; and vectors are added up by slices."""
+"""Common parts of this wing's exchanges: bytes compared with dense gradients, vectors that differ between ranks and go into snapshots, and sums
+by slices."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -9,21 +9,20 @@ from torch import Tensor
 from stagerun.base.errors import ResumeRefused
 from stagerun.base.recipe import Determinism, Solver
 from stagerun.comm import Comm, dense_bytes
-from stagerun.engine.codec import Packed, decode, digest_there
+from stagerun.engine.codec import Digests, Packed, Tensors, decode, digest_on_device
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import TAIL
 from stagerun.train.agreement import rank0
 from stagerun.train.context import StageRun
 from stagerun.train.exchange import Exchange
 from stagerun.wire.operators import by_pieces
-from stagerun.wire.values import sending
+from stagerun.wire.rules import sending
 
-Tensors = dict[str, Tensor]
 NEEDED = "the residuals or replicas of all workers"
 
 
 class Measured(Exchange):
-    """An exchange whose bytes are compared with those of gradients that go as they are."""
+    """An exchange whose bytes are compared with dense gradients."""
 
     def __init__(self, state: TrainState, solver: Solver, determinism: Determinism, comm: Comm) -> None:
         super().__init__(state, solver, determinism, comm)
@@ -36,34 +35,35 @@ class Measured(Exchange):
 
 
 class Holding(Measured):
-    """`owners`: of each vector, the rank whose copy counts. A snapshot has all vectors in `file`, and beside them what is `common` to all ranks."""
+    """Ranks hold vectors, one per sender or replica. `owners`: for each vector, the rank whose copy counts. A snapshot has all vectors in `file`, with
+    the tensors `common` to all ranks."""
 
     file: str
-    field: str  # of the solver, which asks for it
+    field: str  # of the solver
     owners: Sequence[int] = ()
     packed: Packed | None = None
 
     def in_file(self) -> Tensors:
-        """Tensors with the names, shapes and types of the file's; none where a snapshot needs none."""
+        """Return tensors with the names, shapes and types of the file; {} if a snapshot needs no file."""
         raise NotImplementedError
 
     def common(self) -> Tensors:
-        """The live tensors, by their names in the file."""
+        """Return the live tensors, by their names in the file."""
         raise NotImplementedError
 
     def vector(self, number: int) -> Tensor:
-        """The vector, or room for that of another rank."""
+        """Return the vector, or a buffer for another rank's."""
         raise NotImplementedError
 
-    def parts(self, number: int, vector: Tensor, file: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each part of a vector, and its place among the tensors of a file."""
+    def parts(self, number: int, vector: Tensor, file: Tensors) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each part of a vector, and the file's tensor for it."""
         raise NotImplementedError
 
     def heard(self, number: int, vector: Tensor) -> None:
-        """`gather` has a vector as its owner holds it."""
+        """Hook of `gather`: a vector as its owner holds it."""
 
     def take(self, number: int, vector: Tensor) -> None:
-        """`restore` has a vector from the snapshot."""
+        """Hook of `restore`: a vector from the snapshot."""
 
     @torch.no_grad()
     def gather(self, keep: bool) -> Mapping[str, memoryview]:
@@ -78,19 +78,19 @@ class Holding(Measured):
             vector = self.vector(number)
             self.comm.broadcast(vector, owner)
             self.heard(number, vector)
-            for part, place in self.parts(number, vector, tensors) if tensors else ():
-                place.copy_(part)
+            for part, saved in self.parts(number, vector, tensors) if tensors else ():
+                saved.copy_(part)
         for name, tensor in self.common().items() if tensors else ():
             tensors[name].copy_(tensor)
         return {self.file: self.packed.data} if self.packed is not None and tensors else {}
 
-    def digests(self) -> dict[str, int]:
-        return {name: digest_there(tensor) for name, tensor in self.common().items()}
+    def digests(self) -> Digests:
+        return {name: digest_on_device(tensor) for name, tensor in self.common().items()}
 
     @torch.no_grad()
     def restore(self, run: StageRun, fitted: Callable[[Tensors], Tensors]) -> None:
-        """Take all from the snapshot. `fitted` gives a file's tensors as this stage has them; ValueError if it can't. Collective; ResumeRefused
-        for those of another network or of other settings."""
+        """Restore all from the snapshot. `fitted` converts the file's tensors to this stage's, ValueError if it can't. Collective; ResumeRefused for
+        another network or other settings."""
         saved: Tensors = {}
 
         def read() -> None:
@@ -107,8 +107,8 @@ class Holding(Measured):
         rank0(self.comm, read)
         for number in range(len(self.owners)):
             vector = self.vector(number)
-            for part, place in self.parts(number, vector, saved) if saved else ():
-                part.copy_(place)
+            for part, tensor in self.parts(number, vector, saved) if saved else ():
+                part.copy_(tensor)
             self.comm.broadcast(vector)
             self.take(number, vector)
         for name, tensor in self.common().items():
@@ -117,21 +117,24 @@ class Holding(Measured):
             tensor.copy_(whole)
 
 
-def require_alike(saved: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
+def require_alike(saved: Tensors, like: Tensors) -> None:
     """ValueError naming the first tensor that isn't as in `like`, or not finite."""
     for name in sorted(like.keys() | saved.keys()):
-        found, wanted = saved.get(name), like.get(name)
-        sound = found is not None and wanted is not None and found.is_floating_point() and found.shape == wanted.shape
-        if found is None or not sound or not bool(torch.isfinite(found).all()):
-            raise ValueError(f"`{name}` is missing, or not as this stage has it")
+        tensor, wanted = saved.get(name), like.get(name)
+        if (
+            (tensor is None or wanted is None)
+            or (not tensor.is_floating_point() or tensor.shape != wanted.shape)
+            or not bool(torch.isfinite(tensor).all())
+        ):
+            raise ValueError(f"`{name}` is missing, or doesn't fit this stage")
 
 
 def slice_sum(
     comm: Comm, sent: Tensor, counts: Sequence[int], add: Callable[[Sequence[Tensor]], Tensor]
 ) -> Callable[[], Tensor]:
-    """The sum of vectors, the rows of `sent` on all ranks, of which rank r has `counts[r]`: each rank gets its slice of every one, `add`s these up
-    in their order, and hands the sum out, the same bits for any number of ranks. Each sends (W-1)/W of what it holds and as much of one
-    vector: with one each what a ring all-reduce sends. The answer waits for the sum. Collective."""
+    """Sum the rows of `sent` over all ranks; rank r has `counts[r]` rows. Each rank gets its slice of every row, `add`s these in order, and sends
+    the sum to all: the same bits for any number of ranks. Each sends (W-1)/W of its rows and as much of one vector: with a row each as much
+    as a ring all-reduce. The returned function waits for the sum. Collective."""
     size, width = comm.size, sent.shape[1] // comm.size
     by_rank = sent.view(len(sent), size, width).transpose(0, 1).contiguous().view(-1)
     received = sent.new_empty(sum(counts) * width)
@@ -143,8 +146,8 @@ def slice_sum(
         slices = [total if rank == comm.rank else torch.empty_like(total) for rank in range(size)]
         comm.complete(slices)()
         whole = total.new_empty(size * width)
-        for place, piece in zip(whole.split(width), slices, strict=True):
-            by_pieces(Tensor.copy_, place, piece)
+        for target, piece in zip(whole.split(width), slices, strict=True):
+            by_pieces(Tensor.copy_, target, piece)
         return whole
 
     return finish

@@ -1,44 +1,243 @@
-"""What messages are made of: the operator of each parameter, by the rules of `compress_param`; and what they keep of the gradients."""
+"""Operators by the rules of `compress_param`; QSGD and TernGrad, which round; and how much of the gradients messages keep."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from stagerun.base.events import CompressedItem
-from stagerun.base.recipe import Compression, CompressionRule, Memory, Method, ParamKind, Scope
+from stagerun.base.recipe import Compression, CompressionRule, Memory, Method, Scope
 from stagerun.engine.parameters import first_that_fits, kind_of
 from stagerun.engine.state import TrainState
-from stagerun.wire.operators import BFloat16, Dense, Draw, Operator, pieces
-from stagerun.wire.quantised import Qsgd, TernGrad
+from stagerun.wire.operators import (
+    BFloat16,
+    Dense,
+    Draw,
+    Fixed,
+    OneRound,
+    Operator,
+    expect,
+    from_bytes,
+    joined,
+    largest_of,
+    nonzero,
+    pack,
+    picked,
+    pieces,
+    put,
+    take,
+    to_bytes,
+    unpack,
+    zeros,
+)
+from stagerun.wire.rules import METHODS, SETTINGS, settings_of
 from stagerun.wire.sparse import PowerSgd, RandomK, Threshold, TopK, saves
-from stagerun.wire.values import METHODS, SETTINGS, settings_of
+
+BUCKET = 512
 
 
-def rule_of(name: str, kind: ParamKind, how: Compression) -> Compression:
-    """How one parameter's gradient is compressed: by the first rule that fits, or as all are."""
-    rule = first_that_fits(how.param, name, kind)
-    if rule is None:
-        return how
-    return replace(how, **{field: getattr(rule, field) for field in ("method", "memory", *SETTINGS)})
+@dataclass(frozen=True, slots=True)
+class Qsgd(OneRound):
+    """d = N sign(c) l / s with l = floor(|c|/N s) or one more, with the probability of what floor has cut off, so d is c on average
+    (Alistarh et al., arXiv:1610.02132). N is the Euclidean norm of each 512 numbers, s is `qstates`.
+    Where N isn't finite, d is NaN and the run notices.
+
+    A message: the norms; a byte per 512 codes, the bits that the largest of them has; the codes of +-l (0, -1, 1, -2, ... are 0, 1, 2, 3, ...)
+    packed, those of the fewest bits first. A code above 8 bits has its upper ones apart: packed likewise or, up to 255 states, where the
+    only upper bit is rare, as uint32 places of those that have it.
+    """
+
+    residual: bool
+    qstates: int
+
+    def encode(self, vector: Tensor, draw: Draw) -> Tensor:
+        n, device = vector.numel(), vector.device
+        rows = -(-n // BUCKET)
+        uniform = draw.uniform(device)
+        low = zeros((rows, BUCKET), vector, torch.uint8)
+        high = zeros((rows, BUCKET), vector, torch.uint8) if self.qstates > 255 else None
+        norms = vector.new_empty(rows)
+        widths = torch.empty(rows, dtype=torch.uint8, device=device)
+        upper = []
+        for p in pieces(n, device):
+            row = slice(p.start // BUCKET, -(-p.stop // BUCKET))
+            missing = -vector[p].numel() % BUCKET
+            block = (torch.nn.functional.pad(vector[p], (0, missing)) if missing else vector[p]).view(-1, BUCKET)
+            norms[row] = norm = _row_norms(block)
+            codes = self._codes(block, norm, uniform(block.numel()).view(-1, BUCKET))
+            low[row] = codes
+            widths[row] = torch.frexp(codes.amax(1).float()).exponent.to(torch.uint8)
+            if high is not None:
+                high[row] = codes >> 8
+            elif (widths[row] > 8).any():
+                upper.append(nonzero(codes.view(-1) > 255) + p.start)
+        parts = [to_bytes(norms), widths, *_packed(low, widths.clamp(max=8), n)]
+        if high is not None:
+            parts += _packed(high, widths.clamp(min=8) - 8, n)
+        elif upper:
+            parts.append(to_bytes(joined(upper).int()))
+        message = joined(parts)
+        if message.numel() < n * vector.element_size():
+            return message
+        decoded = torch.zeros_like(vector)
+        self.decode(message, decoded, None)
+        return to_bytes(decoded)
+
+    def _codes(self, block: Tensor, norm: Tensor, uniform: Tensor) -> Tensor:
+        """int32 [rows, 512]"""
+        level = block.abs().div_(torch.where(norm == 0, 1, norm).view(-1, 1)).mul_(self.qstates)
+        level.add_(uniform).clamp_(max=self.qstates)
+        if not torch.isfinite(norm).all():
+            level.nan_to_num_(0.0)
+        whole = level.copysign_(block).int()  # cut off towards 0
+        return (whole >> 31).bitwise_xor_(whole.add_(whole))
+
+    def decode(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
+        n, device = out.numel(), out.device
+        rows = -(-n // BUCKET)
+        at = rows * out.element_size()
+        norms, widths = from_bytes(message[:at], out.dtype), message[at : at + rows]
+        low, at = _unpacked(message, at + rows, widths.clamp(max=8), n)
+        high = upper = None
+        if self.qstates > 255:
+            high, at = _unpacked(message, at, widths.clamp(min=8) - 8, n)
+        elif at < message.numel():
+            upper = from_bytes(message[at:], torch.int32).long()
+            at = message.numel()
+        expect(message, at)
+        if upper is not None:
+            high = zeros((rows, BUCKET), low, torch.uint8)
+            put(high.view(-1), upper, 1)
+        for p in pieces(n, device):
+            row = slice(p.start // BUCKET, -(-p.stop // BUCKET))
+            codes = low[row].int()
+            if high is not None:
+                codes += high[row].int() << 8
+            value = ((codes >> 1) ^ -(codes & 1)).to(out.dtype).div_(self.qstates)
+            value.mul_(norms[row].view(-1, 1))
+            take(value.view(-1)[: p.stop - p.start], out[p], None if vector is None else vector[p])
+
+
+def _row_norms(block: Tensor) -> Tensor:
+    """[rows]. Numbers of float64 are divided by the largest beforehand, so that the squares of tiny and huge ones neither vanish nor
+    overflow."""
+    if block.dtype == torch.float32:
+        return torch.linalg.vector_norm(block, dim=1, dtype=torch.float64).float()
+    top = block.abs().amax(1)
+    shares = block / torch.where(top == 0, 1, top).view(-1, 1)
+    return top * shares.square_().sum(1).sqrt_()
+
+
+def _lengths(widths: Tensor, n: int) -> list[tuple[int, Tensor, int]]:
+    """Return (width, its rows, bytes) of each width above 0. The last row of all sends only the codes of numbers, in whole eights."""
+    last, missing = len(widths) - 1, (-n % BUCKET) // 8
+    lengths = []
+    for width in np.unique(widths.cpu().numpy()).tolist():
+        if width:
+            rows = nonzero(widths == width)
+            cut = missing if int(rows[-1]) == last else 0
+            lengths.append((width, rows, (len(rows) * (BUCKET // 8) - cut) * width))
+    return lengths
+
+
+def _packed(codes: Tensor, widths: Tensor, n: int) -> list[Tensor]:
+    return [pack(picked(codes, rows).view(-1), width)[:size] for width, rows, size in _lengths(widths, n)]
+
+
+def _unpacked(message: Tensor, at: int, widths: Tensor, n: int) -> tuple[Tensor, int]:
+    """Return codes [rows, 512] and where in the message the next part begins."""
+    codes = zeros((len(widths), BUCKET), message, torch.uint8)
+    for width, rows, size in _lengths(widths, n):
+        part, count = message[at : at + size], len(rows) * BUCKET
+        expect(part, size)
+        whole = joined((part, zeros((count // 8 * width - size,), part, torch.uint8)))
+        put(codes, rows, unpack(whole, width, count).view(-1, BUCKET))
+        at += size
+    return codes, at
+
+
+WIDTH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TernGrad(Fixed):
+    """d = s sign(c) b with b = 1 with the probability min(|c|, s)/s, else 0; s = min(max |c|, 2.5 sigma), sigma the root of the mean c^2
+    (Wen et al., arXiv:1705.07878). A message is the scale and two bits for each number."""
+
+    residual: bool
+
+    def coded(self, n: int, element_size: int) -> int:
+        return element_size + (n * WIDTH + 7) // 8
+
+    def encode_all(self, vector: Tensor, draw: Draw) -> Tensor:
+        n, device, scale = vector.numel(), vector.device, _scale(vector)
+        start = vector.element_size()
+        message = torch.empty(self.coded(n, start), dtype=torch.uint8, device=device)
+        message[:start] = to_bytes(scale)
+        uniform = draw.uniform(device)
+        for p in pieces(n, device):
+            count = p.stop - p.start
+            share, chance = vector[p] / torch.where(scale == 0, 1, scale), uniform(count)
+            codes = torch.zeros(count + -count % 8, dtype=torch.uint8, device=device)
+            codes[:count] = (share > chance).to(torch.uint8).add_(-share > chance, alpha=2)
+            part = message[start + p.start * WIDTH // 8 : start + (p.stop * WIDTH + 7) // 8]
+            part.copy_(pack(codes, WIDTH)[: part.numel()])
+        return message
+
+    def decode(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
+        start = out.element_size()
+        scale = from_bytes(message[:start], out.dtype)
+        values = torch.cat((0 * scale, scale, -scale, 0 * scale))  # 0 of what isn't finite is NaN
+        per, table = 8 // WIDTH, values[_codes_of_bytes(out.device)]
+        for p in pieces(out.numel(), out.device):
+            part = message[start + p.start // per : start + -(-p.stop // per)]
+            value = table.index_select(0, part.int()).view(-1)[: p.stop - p.start]
+            take(value, out[p], None if vector is None else vector[p])
+
+
+def _scale(vector: Tensor) -> Tensor:
+    """[1]"""
+    top = largest_of(vector)
+    divisor = torch.where(top == 0, 1, top)
+    total = torch.zeros(1, dtype=torch.float64, device=vector.device)
+    for p in pieces(vector.numel(), vector.device):
+        total += torch.linalg.vector_norm(vector[p] / divisor, dtype=torch.float64).square_()
+    sigma = (total / vector.numel()).sqrt_()  # in units of the largest
+    return (top * torch.clamp(2.5 * sigma, max=1.0)).to(vector.dtype)
+
+
+@cache
+def _codes_of_bytes(device: torch.device) -> Tensor:
+    """Return the codes in each possible byte: [256, 4]. A byte is decoded at once."""
+    shifts = torch.arange(0, 8, WIDTH, device=device)
+    return (torch.arange(256, device=device)[:, None] >> shifts) & (2**WIDTH - 1)
+
+
+# -- the method of each parameter
 
 
 def rules_of(state: TrainState, how: Compression) -> dict[str, Compression]:
-    """That of each parameter that is trained, in model order; those that scope ENTIRE_MODEL leaves out come first."""
-    model = state.model
-    found = {p.name: rule_of(p.name, kind_of(model, p.name), how) for p in state.solver.parameters}
+    """Return how each trained parameter's gradient is compressed, by the first rule that fits, else as all are: in model order; with scope
+    ENTIRE_MODEL its exceptions come first."""
+    rules = {}
+    for parameter in state.solver.parameters:
+        rule = first_that_fits(how.param, parameter.name, kind_of(state.model, parameter.name))
+        changes = {field: getattr(rule, field) for field in ("method", "memory", *SETTINGS)} if rule is not None else {}
+        rules[parameter.name] = replace(how, **changes)
     if how.scope is Scope.ENTIRE_MODEL:
-        return dict(sorted(found.items(), key=lambda pair: pair[1] == how))
-    return found
+        return dict(sorted(rules.items(), key=lambda pair: pair[1] == how))
+    return rules
 
 
-# A class for each method, whose docstring is its formula; it is built with `residual` and the settings that it reads. What is known
-# without torch is in `wire.values`.
+# A class for each method, whose docstring is its formula; built with `residual` and the settings that it reads. Its traits without torch are in
+# `wire.rules`.
 BUILT: Mapping[Method, Callable[..., Operator]] = {
     Method.NONE: Dense,
     Method.TOP_K: TopK,
@@ -52,8 +251,8 @@ BUILT: Mapping[Method, Callable[..., Operator]] = {
 
 
 def operator(how: Compression | CompressionRule, shape: Sequence[int], senders: int = 1) -> Operator:
-    """The operator of a tensor of that shape, for gradients that are divided by the number of senders already, as losses are: so is a
-    threshold. KeyError for AUTO, which is no operator."""
+    """Return the operator of a tensor of that shape. Gradients are divided by the number of senders already, as losses are; so is a threshold.
+    KeyError for AUTO, which has no operator."""
     settings: dict[str, Any] = settings_of(how.method, how)
     residual = how.memory is Memory.RESIDUAL
     if how.method is Method.THRESHOLD:
@@ -71,7 +270,7 @@ def remembers(rule: Compression) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What one message is made of: a parameter, or all of them. `start` and `stop` cut it out of a vector."""
+    """A parameter, or all of them: the content of one message. `start` and `stop` cut it out of a vector."""
 
     name: str
     number: int  # the key of its random numbers
@@ -81,55 +280,55 @@ class Item:
 
 
 class Kept:
-    """What the messages of sender 0 keep of the gradients that they are made from, in every `every`-th iteration; 0: in none. It looks on: no
-    bit depends on it. The reducer calls all but `take`."""
+    """Measures how much of its gradients sender 0's messages keep, at every `every`-th iteration; 0: never. No bit depends on it. The reducer calls
+    all but `take`."""
 
     def __init__(self, every: int = 0) -> None:
         self.every, self.due = every, False
-        self._found: dict[int, CompressedItem] = {}  # by the number of the item
+        self._items: dict[int, CompressedItem] = {}  # by the number of the item
 
     def begin(self, iter: int) -> None:
         """`iter`: updates done in the stage."""
-        self._found, self.due = {}, self.every > 0 and (iter + 1) % self.every == 0
+        self._items, self.due = {}, self.every > 0 and (iter + 1) % self.every == 0
 
     def sent(self, item: Item, c: Tensor, size: int, lacks: Tensor | None = None) -> None:
-        """A message of the first round, of so many bytes. `lacks`: what it leaves out of `c`, where that is known already."""
+        """Record a message of the first round, of so many bytes. `lacks`: the part of `c` that it leaves out, None if it follows (`left`)."""
         lost = None if lacks is None else _norm(lacks)
-        self._found[item.number] = CompressedItem(
+        self._items[item.number] = CompressedItem(
             name=item.name, norm=_norm(c), residual_norm=lost, kept=None, bytes=size
         )
 
     def encoded(self, item: Item, c: Tensor, message: Tensor, draw: Draw) -> None:
-        """What it lacks is the residual after the last round (`left`); without one it is found by decoding the message by itself, which of a
-        method with more rounds says nothing."""
-        operator, out, alone = item.operator, None, c.clone()
+        """Record a message. Its loss is the residual after the last round (`left`); without a residual decode the message, which works for methods of
+        one round."""
+        operator, out, copy = item.operator, None, c.clone()
         if not operator.residual and len(operator.sizes(c.numel(), c.element_size())) == 1:
             out = torch.zeros_like(c)
-            steps = operator.steps([alone], [0], draw, out)
+            steps = operator.steps([copy], [0], draw, out)
             next(steps)
             with suppress(StopIteration):
                 steps.send([message])
         self.sent(item, c, message.numel(), None if out is None else c - out)
 
     def one_more(self, item: Item, message: Tensor) -> None:
-        """The message of a later round."""
-        before = self._found[item.number]
-        self._found[item.number] = replace(before, bytes=before.bytes + message.numel())
+        """Record the message of a later round."""
+        before = self._items[item.number]
+        self._items[item.number] = replace(before, bytes=before.bytes + message.numel())
 
     def left(self, item: Item, residual: Tensor) -> None:
-        """After the last round, where there is a residual."""
-        self._found[item.number] = replace(self._found[item.number], residual_norm=_norm(residual))
+        """Record the residual after the last round."""
+        self._items[item.number] = replace(self._items[item.number], residual_norm=_norm(residual))
 
     def take(self) -> tuple[CompressedItem, ...]:
-        """In model order; none where the iteration was not looked at, or a number overflowed."""
-        found, self._found = self._found, {}
-        items = tuple(_rounded(found[number]) for number in sorted(found, reverse=True))
+        """Return the items in model order; () if the iteration was not due, or a number overflowed."""
+        by_number, self._items = self._items, {}
+        items = tuple(_rounded(by_number[number]) for number in sorted(by_number, reverse=True))
         finite = all(math.isfinite(item.norm) and math.isfinite(item.residual_norm or 0.0) for item in items)
         return items if finite else ()
 
 
 def _rounded(item: CompressedItem) -> CompressedItem:
-    """With what it keeps, and six digits: a log has many of them."""
+    """Add the kept share, and round to six digits: a log has many of them."""
     norm, lost, kept = item.norm, item.residual_norm, None
     if lost is not None:
         kept = float(f"{1 - (lost / norm) ** 2:.6g}") if norm else 1.0

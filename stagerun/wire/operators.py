@@ -1,30 +1,30 @@
-"""Compressed gradients: what goes over the wire in the place of a vector, and what it adds to the sum.
+"""Compressed gradients: the message sent instead of a vector, and its contribution to the sum.
 
 A reducer has one operator per tensor (ENTIRE_MODEL: one of shape [n]), and drives it once per iteration:
 
     steps = operator.steps(vectors, senders, Draw(seed, iter, -1, item), out, state)
-    messages = next(steps)                   # round 1: one message per own sender
+    messages = next(steps)                   # round 1: a message per sender of this rank
     try:
         while True:
-            received = ...                   # of all senders of the job, in their order; the own ones among them
+            received = ...                   # of all senders of the job, in their order
             messages = steps.send(received)  # the next round's messages
     except StopIteration as ended:
         new_state = ended.value
 
-- `vectors`: what this rank's own senders have to send (gradient plus residual), each contiguous, 1-D, float32 or float64. With a memory
-  each is turned into its sender's new residual, c - d; without, what it holds afterwards is of no use.
-- `senders`: the numbers of the own senders, growing. A sender's number is its place in `received`.
+- `vectors`: what this rank's senders have to send (gradient plus residual), each contiguous, 1-D, float32 or float64. With a memory
+  each becomes its sender's new residual, c - d; without, its contents are lost.
+- `senders`: the numbers of this rank's senders, growing. A sender's number is its index in `received`.
 - `out`: [n], like the vectors, zeros to begin with. At the end it holds the sum of all senders' d, added in their order: the same bits on
   every rank.
 - `draw`: of this seed, iteration and tensor. It has the sender -1; operators put their senders in.
-- `state`: None at first, then what the iteration before returned: a tensor that is the same on all ranks, and belongs into snapshots. Most
-  methods have none and return None. The one given is never changed, so that an update that isn't made keeps it, as it keeps the residuals.
+- `state`: None at first, then the previous iteration's result: a tensor that is the same on all ranks, and belongs into snapshots. Most
+  methods return None. The argument is never changed, so an update that isn't made keeps it, as it keeps the residuals.
 
 A message is uint8 [bytes], on the vectors' device. It is never longer than the vector, and needn't be aligned when it is received. It
-stays as it is after the generator has gone on. A length that can't be raises ValueError.
+stays unchanged after the next round starts. An impossible length raises ValueError.
 
-Operators keep nothing between iterations. Work is done in the calling thread, on a CPU in pieces for which torch starts no threads of its
-own. What is NaN or infinite in a vector is not finite in `out` somewhere; residuals and state are of no use then.
+Operators keep nothing between iterations. Work is done in the calling thread, on a CPU in pieces for which torch starts no
+threads. What is NaN or infinite in a vector is not finite in `out` somewhere; residuals and state are invalid then.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Each message is the bytes of a vector of its own (uint8 [bytes]); a round has one per sender.
+# Each message is a separate uint8 vector; a round has one per sender.
 Steps = Generator[list[Tensor], Sequence[Tensor], Tensor | None]
 
 # Elements that are worked on at a time on a CPU: small enough for the L2 cache, and for torch not to start threads (it does from 32768
@@ -43,21 +43,21 @@ PIECE = 63 * 512
 
 
 def pieces(n: int, device: torch.device) -> Iterator[slice]:
-    """What is worked on at a time: all of it on a GPU."""
+    """Yield the parts to work on at a time: all at once on a GPU."""
     step = PIECE if device.type == "cpu" else max(n, 1)
     return (slice(at, min(at + step, n)) for at in range(0, n, step))
 
 
 def by_pieces(do: Callable[..., Tensor], *vectors: Tensor) -> None:
-    """On a CPU without torch's threads, which would take the cores of backward."""
+    """Apply `do` piece by piece: on a CPU without torch's threads, which would take the cores of backward."""
     for p in pieces(len(vectors[0]), vectors[0].device):
         do(*(vector[p] for vector in vectors))
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The key of random numbers. `sender` is -1 for those that all senders share; `item` is the number of the tensor in the order in
-    which tensors are sent. The numbers are the same in every process life; on a GPU they are others than on a CPU."""
+    """The key of random numbers. `sender` is -1 for numbers that all senders share; `item` counts tensors in the order of
+    sending. The numbers are the same in every process; a GPU's differ from a CPU's."""
 
     seed: int
     iter: int
@@ -68,7 +68,7 @@ class Draw:
         return replace(self, sender=sender)
 
     def uniform(self, device: torch.device) -> Callable[[int], Tensor]:
-        """A function that gives the next n numbers, even over the multiples of 2**-24 in [0, 1): float32 [n]. On a CPU all n but the last
+        """Return a function that draws the next n numbers, even over the multiples of 2**-24 in [0, 1): float32 [n]. On a CPU all n but the last
         must be even; every version of numpy gives the same."""
         seeds = np.random.SeedSequence((self.seed, self.iter, self.sender + 1, self.item))
         if device.type != "cpu":
@@ -88,20 +88,20 @@ class Operator:
     """A method of compression, for one tensor. A subclass has its formula."""
 
     residual: bool
-    """Whether it turns what it compresses into what it left out."""
+    """Whether `steps` turns vectors into residuals."""
 
     def wire(self, dtype: torch.dtype) -> torch.dtype | None:
-        """To which type each number, and then each sum, is rounded, of a method that does no more: a reducer then adds up slices rather than
-        call `steps`. None of every other."""
+        """Return the type to which numbers and then sums are rounded, if the method does nothing else: a reducer then adds slices instead of
+        calling `steps`. None for all other methods."""
         return None
 
     def basis(self) -> tuple[int, int] | None:
-        """The shape of what `steps` returns, where it returns something."""
+        """Return the shape of the state that `steps` returns, if any."""
         return None
 
     def sizes(self, n: int, element_size: int) -> tuple[int | None, ...]:
-        """Bytes of a sender's message in each round: as many as there are rounds. None: it varies, so lengths are sent first. Never more
-        than the vector has, over all rounds."""
+        """Return the bytes of a sender's message for each round. None: it varies, so lengths are sent first. Never more than the vector has,
+        over all rounds."""
         raise NotImplementedError
 
     def steps(
@@ -112,19 +112,19 @@ class Operator:
 
 
 class OneRound(Operator):
-    """A method whose senders each send one message. A message as long as the vector itself is the decoded vector: that is how a method that
-    would save nothing goes."""
+    """A method whose senders each send one message. A message as long as the vector itself is the decoded vector: so goes a method that
+    would save nothing."""
 
     def size(self, n: int, element_size: int) -> int | None:
-        """Bytes of a message; None where they vary."""
+        """Return the bytes of a message; None if they vary."""
         return None
 
     def encode(self, vector: Tensor, draw: Draw) -> Tensor:
-        """The message: uint8 [bytes], on the device of the vector, which stays as it is. `draw` has the sender."""
+        """Return the message: uint8 [bytes], on the device of the vector, which stays unchanged. `draw` has the sender."""
         raise NotImplementedError
 
     def decode(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
-        """out += the decoded message, the same bits on every rank; and vector -= decoded, if given."""
+        """out += the decoded message, the same bits on every rank; and vector -= decoded, if not None."""
         raise NotImplementedError
 
     def sizes(self, n: int, element_size: int) -> tuple[int | None, ...]:
@@ -134,23 +134,23 @@ class OneRound(Operator):
         self, vectors: Sequence[Tensor], senders: Sequence[int], draw: Draw, out: Tensor, state: Tensor | None = None
     ) -> Steps:
         messages = yield [self.encode(v, draw.of(s)) for v, s in zip(vectors, senders, strict=True)]
-        own = dict(zip(senders, vectors, strict=True)) if self.residual else {}
+        residuals = dict(zip(senders, vectors, strict=True)) if self.residual else {}
         fixed = self.size(out.numel(), out.element_size())
         for sender, message in enumerate(messages):
             if fixed is not None:
                 expect(message, fixed)
             if message.numel() == out.numel() * out.element_size():
-                take(from_bytes(message, out.dtype), out, own.get(sender))
+                take(from_bytes(message, out.dtype), out, residuals.get(sender))
             else:
-                self.decode(message, out, own.get(sender))
+                self.decode(message, out, residuals.get(sender))
         return None
 
 
 class Fixed(OneRound):
-    """A method of one round whose message's length follows from n. Where that isn't below the vector's own, the vector goes as it is."""
+    """A method of one round whose message's length follows from n. Where that isn't below the vector's, the vector goes as it is."""
 
     def coded(self, n: int, element_size: int) -> int:
-        """Bytes of what `encode_all` gives."""
+        """Return the bytes of `encode_all`'s message."""
         raise NotImplementedError
 
     def encode_all(self, vector: Tensor, draw: Draw) -> Tensor:
@@ -161,7 +161,7 @@ class Fixed(OneRound):
 
     def encode(self, vector: Tensor, draw: Draw) -> Tensor:
         n, width = vector.numel(), vector.element_size()
-        # A copy in any case: the vector becomes a residual while its message is still sent.
+        # Always a copy: the vector becomes a residual while its message is still sent.
         return self.encode_all(vector, draw) if self.coded(n, width) < n * width else joined([to_bytes(vector)])
 
 
@@ -211,13 +211,13 @@ def expect(message: Tensor, length: int) -> None:
 
 
 def to_bytes(values: Tensor) -> Tensor:
-    if not values.numel():  # what came from numpy then has a stride of 0, which torch refuses to view
+    if not values.numel():  # numpy's then has a stride of 0, which torch refuses to view
         return values.new_empty(0, dtype=torch.uint8)
     return values.contiguous().view(-1).view(torch.uint8)
 
 
 def from_bytes(message: Tensor, dtype: torch.dtype) -> Tensor:
-    """The numbers that the bytes are; a copy if they don't lie where such numbers may."""
+    """Return the numbers in the bytes; a copy if these aren't aligned."""
     if not message.numel():
         return message.new_empty(0, dtype=dtype)
     if message.storage_offset() % dtype.itemsize or message.data_ptr() % dtype.itemsize:
@@ -226,7 +226,7 @@ def from_bytes(message: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def largest_of(vector: Tensor) -> Tensor:
-    """[1]: the largest |v|; NaN if there is one."""
+    """Return [1]: the largest |v|; NaN if any is NaN."""
     top = vector.new_zeros(1)
     for p in pieces(vector.numel(), vector.device):
         top = torch.maximum(top, vector[p].abs().amax())
@@ -234,19 +234,19 @@ def largest_of(vector: Tensor) -> Tensor:
 
 
 def take(value: Tensor, out: Tensor, vector: Tensor | None) -> None:
-    """Adds a decoded piece to the sum and, where the sender is this rank's own, takes it from what was to be sent."""
+    """Add a decoded piece to the sum and subtract it from `vector`, what a sender of this rank had to send."""
     for p in pieces(out.numel(), out.device):
         out[p].add_(value[p])
         if vector is not None:
             vector[p].sub_(value[p])
 
 
-# -- numbers at some places of a vector, and vectors made of others. On a CPU numpy does it: for these torch starts threads at a few
-# thousand elements; with backward on all cores, waiting for them has taken 100 ms for 40 kB.
+# -- numbers at some indices of a vector, and vectors made of others, on a CPU by numpy: torch starts threads at a few thousand
+# elements; with backward on all cores, waiting for them took 100 ms for 40 kB.
 
 
 def nonzero(mask: Tensor) -> Tensor:
-    """Where a vector isn't 0: int64, growing."""
+    """Return the indices of nonzero elements: int64, growing."""
     if mask.device.type != "cpu":
         return torch.nonzero(mask).view(-1)
     return torch.from_numpy(np.flatnonzero(mask.numpy()))
@@ -272,7 +272,7 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def zeros(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
-    """On the device of `like`."""
+    """Return zeros on the device of `like`."""
     if like.device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=like.device)
     return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))
@@ -300,7 +300,7 @@ def pack(codes: Tensor, width: int) -> Tensor:
 
 
 def unpack(packed: Tensor, width: int, count: int) -> Tensor:
-    """The codes again: uint8 [count], a multiple of 8."""
+    """Return the codes: uint8 [count], a multiple of 8."""
     if width == 8:
         return packed
     codes = zeros((count,), packed, torch.uint8)
@@ -309,7 +309,7 @@ def unpack(packed: Tensor, width: int, count: int) -> Tensor:
         word = words[p]
         word.view(torch.uint8).view(-1, 8)[:, :width] = rows[p]
         for step in (2, 1, 0):
-            bits = width << step  # of what is now one lane's lower half
+            bits = width << step  # of a lane's lower half
             lanes = sum(((1 << bits) - 1) << at for at in range(0, 64, 16 << step))
             word = (word & lanes) | ((word & (lanes << bits)) << ((8 << step) - bits))
         words[p] = word

@@ -1,4 +1,4 @@
-"""Methods that send fewer numbers: some of them, or two narrow matrices in the place of a wide one."""
+"""Methods that send fewer numbers: some of them, or two narrow matrices instead of a wide one."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -32,11 +32,10 @@ from stagerun.wire.operators import (
 
 class Sparse(OneRound):
     """A message is the values kept, in order, and where they were: as k numbers of as many bytes as n needs, or as n bits, whichever is
-    shorter. Where that isn't below n numbers, all n go, with 0 in the place of those not kept. The length tells which, since it grows with
-    k."""
+    shorter. Where that isn't below n numbers, all n go, with 0 for the others. The length, which grows with k, tells which."""
 
     def select(self, vector: Tensor, draw: Draw) -> Tensor:
-        """The places kept: int64 [k], growing."""
+        """Return the indices to keep: int64 [k], growing."""
         raise NotImplementedError
 
     def encode(self, vector: Tensor, draw: Draw) -> Tensor:
@@ -47,8 +46,8 @@ class Sparse(OneRound):
             put(whole, index, values)
             return to_bytes(whole)
         if _width(n) * k <= bits:
-            places = to_bytes(index.int()).view(-1, 4)[:, : _width(n)]
-            return joined((to_bytes(values), places.reshape(-1)))
+            indices = to_bytes(index.int()).view(-1, 4)[:, : _width(n)]
+            return joined((to_bytes(values), indices.reshape(-1)))
         mask = zeros((8 * bits,), vector, torch.uint8)
         put(mask, index, 1)
         return joined((to_bytes(values), pack(mask, 1)))
@@ -62,7 +61,7 @@ class Sparse(OneRound):
             whole[:, : _width(n)] = message[width * k :].view(-1, _width(n))
             index = whole.view(torch.int32).view(-1).long()
             if k and not 0 <= int(index.min()) <= int(index.max()) < n:
-                raise ValueError(f"a sender's message has places beyond {n} elements")
+                raise ValueError(f"a sender's message has indices beyond {n} elements")
         else:
             k = (size - bits) // width
             index = nonzero(unpack(message[width * k :], 1, 8 * bits)) if k >= 0 else torch.empty(0)
@@ -75,7 +74,7 @@ class Sparse(OneRound):
 
 
 def _width(n: int) -> int:
-    """Bytes of a place: a message with 1 % of a million values is a sixth shorter than with 4."""
+    """Return the bytes of an index: a message with 1 % of a million values is a sixth shorter than with 4."""
     return max(1, ((n - 1).bit_length() + 7) // 8)
 
 
@@ -84,12 +83,12 @@ def _bits(n: int) -> int:
 
 
 def length(n: int, k: int, element_size: int) -> int:
-    """Bytes of a message with k of n values."""
+    """Return the bytes of a message with k of n values."""
     return min(min(_width(n) * k, _bits(n)) + k * element_size, n * element_size)
 
 
 def kept(n: int, ratio: float) -> int:
-    """floor(n ratio), of the ratio as it is written.
+    """Return floor(n ratio), of the ratio as it is written.
 
     >>> kept(100, 0.29), math.floor(100 * 0.29)
     (29, 28)
@@ -120,16 +119,16 @@ class Threshold(Sparse):
     threshold: float
 
     def select(self, vector: Tensor, draw: Draw) -> Tensor:
-        found = []
+        indices = []
         for p in pieces(vector.numel(), vector.device):
             sizes = vector[p].abs()
-            found.append(nonzero(~(sizes < self.threshold) & (sizes != 0)) + p.start)  # a 0 needn't be sent
-        return joined(found)
+            indices.append(nonzero(~(sizes < self.threshold) & (sizes != 0)) + p.start)  # a 0 needn't be sent
+        return joined(indices)
 
 
 @dataclass(frozen=True, slots=True)
 class RandomK(Operator):
-    """d = c at k = max(1, floor(n ratio)) random places, the same for all senders, else 0: only values are sent. Without a memory d is
+    """d = c at k = max(1, floor(n ratio)) random indices, the same for all senders, else 0: only values are sent. Without a memory d is
     multiplied by n/k, so that it is c on average (Stich et al., arXiv:1809.07599)."""
 
     residual: bool
@@ -146,7 +145,7 @@ class RandomK(Operator):
         # Drawn on the CPU: GPUs of different models draw different numbers.
         index = largest(draw.of(-1).uniform(torch.device("cpu"))(n), k).to(out.device)
         scale = 1.0 if self.residual else n / k
-        # What isn't finite at another place has to be noticed too.
+        # Numbers that aren't finite must be noticed elsewhere, too.
         bad = [not torch.isfinite(largest_of(v)) for v in vectors]
         messages = yield [
             to_bytes(picked(v, index) * (torch.nan if is_bad else scale))
@@ -163,12 +162,12 @@ class RandomK(Operator):
 
 
 def largest(vector: Tensor, k: int) -> Tensor:
-    """Return the places of the k largest |v|, growing; the first of equal ones."""
+    """Return the indices of the k largest |v|, growing; the first of equal ones."""
     return _largest_numpy(vector, k) if vector.device.type == "cpu" else _largest_torch(vector, k)
 
 
 def _keys(vector: Tensor) -> Tensor:
-    """Integers in the order of |v|: the bits without the sign. NaN is above infinity."""
+    """Return integers in the order of |v|: the bits without the sign. NaN is above infinity."""
     whole = torch.int32 if vector.dtype == torch.float32 else torch.int64
     return vector.view(whole) & torch.iinfo(whole).max
 
@@ -185,34 +184,34 @@ _SAMPLE = 1 << 15
 
 
 def _largest_numpy(vector: Tensor, k: int) -> Tensor:
-    """In a long vector a sample tells a bound that little more than k elements pass, and only these are partitioned."""
+    """Partition, of a long vector, only the elements above a bound, which a sample sets so that little more than k pass."""
     n = vector.numel()
     if n <= 4 * _SAMPLE:
-        places, passed = np.arange(n), _keys(vector).numpy()
+        indices, passed = np.arange(n), _keys(vector).numpy()
     else:
         keys = _keys(vector[:: n // _SAMPLE | 1]).numpy()
         share = k / n * len(keys)
         rank = int(share + 4 * math.sqrt(share) + 8)  # 4 standard deviations: hardly ever too few
         bound = int(np.partition(keys, len(keys) - rank)[len(keys) - rank]) if rank < len(keys) else 0
-        places, passed = _not_below(vector, bound)
-        if len(places) < k:
-            places, passed = _not_below(vector, 0)
+        indices, passed = _not_below(vector, bound)
+        if len(indices) < k:
+            indices, passed = _not_below(vector, 0)
     least = np.partition(passed, len(passed) - k)[len(passed) - k]
     keep = passed >= least
     equal = np.flatnonzero(passed == least)
     keep[equal[k - np.count_nonzero(passed > least) :]] = False
-    return torch.from_numpy(places[keep])
+    return torch.from_numpy(indices[keep])
 
 
 def _not_below(vector: Tensor, bound: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the keys are at least `bound`, and these."""
-    places, passed = [], []
+    """Return the indices of keys of at least `bound`, and these keys."""
+    indices, passed = [], []
     for p in pieces(vector.numel(), vector.device):
         keys = _keys(vector[p]).numpy()
-        found = np.flatnonzero(keys >= bound)
-        passed.append(keys[found])
-        places.append(found + p.start)
-    return np.concatenate(places), np.concatenate(passed)
+        above = np.flatnonzero(keys >= bound)
+        passed.append(keys[above])
+        indices.append(above + p.start)
+    return np.concatenate(indices), np.concatenate(passed)
 
 
 # -- PowerSGD
@@ -220,14 +219,14 @@ def _not_below(vector: Tensor, bound: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, slots=True)
 class PowerSgd(Operator):
-    """D = P (sum Q_i)^T, where M_i is sender i's matrix [out, rest], Q [rest, rank] that of the update before, P = orthonormal(sum M_i Q) and
+    """D = P (sum Q_i)^T, where M_i is sender i's matrix [out, rest], Q [rest, rank] the previous update's, P = orthonormal(sum M_i Q) and
     Q_i = M_i^T P (Vogels et al., arXiv:1905.13727, algorithm 1). Two rounds: M_i Q, then Q_i. The state is sum Q_i, which the next update
     starts from; at first it is drawn.
 
-    Sender i's residual is M_i - P Q_i^T, by its own Q_i: residuals add up to sum M_i - D, as algorithm 2's do, whose e_i is M_i less what
-    its own message decodes to. (The paper's code subtracts the mean over all senders from each.)
+    Sender i's residual is M_i - P Q_i^T, by its Q_i: residuals add up to sum M_i - D, as algorithm 2's do, whose e_i is M_i less its
+    decoded message. (The paper's code subtracts the mean over all senders from each.)
 
-    No BLAS: its last bits depend on threads, and on the place in memory; ranks must have the same ones.
+    No BLAS: its last bits depend on threads and alignment, and must be the same on all ranks.
     """
 
     residual: bool
@@ -256,7 +255,7 @@ class PowerSgd(Operator):
         return torch.where((total == 0).all(0), q, total)
 
     def _first(self, draw: Draw, out: Tensor) -> Tensor:
-        # Drawn on the CPU, and evenly: what is drawn otherwise depends on the processor's model.
+        # Drawn on the CPU, and evenly: other draws depend on the processor's model.
         count = self.shape[1] * self.rank
         numbers = draw.of(-1).uniform(torch.device("cpu"))(count).mul_(2).sub_(1)
         return numbers.view(self.shape[1], self.rank).to(out)
@@ -275,7 +274,7 @@ def _total(messages: Sequence[Tensor], rows: int, rank: int, like: Tensor) -> Te
 
 
 def _tiles(shape: torch.Size, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """The matrix in parts, of whole rows where they are short enough; see PIECE."""
+    """Yield parts of the matrix, of whole rows if these are short enough; see PIECE."""
     rows, columns = shape
     wide = min(columns, PIECE) if device.type == "cpu" else columns
     high = max(1, PIECE // wide) if device.type == "cpu" else rows
@@ -286,7 +285,7 @@ def _tiles(shape: torch.Size, device: torch.device) -> Iterator[tuple[slice, sli
 
 def _times(matrix: Tensor, q: Tensor) -> Tensor:
     top = q.abs().amax(0)
-    # The length of a column is of no matter. Products of what is tiny on both sides would vanish.
+    # A column's length doesn't matter. Products of two tiny numbers would vanish.
     columns = (q / torch.where(top == 0, 1, top)).T.contiguous()
     result = matrix.new_zeros(len(matrix), q.shape[1])
     for row, column in _tiles(matrix.shape, matrix.device):
@@ -314,7 +313,7 @@ def _add_product(p: Tensor, q: Tensor, out: Tensor) -> None:
 
 
 def orthonormal(matrix: Tensor) -> Tensor:
-    """Its columns made orthonormal by Gram-Schmidt, twice, in float64 on the CPU: the same bits on every machine. A column that depends
+    """Make columns orthonormal by Gram-Schmidt, twice, in float64 on the CPU: the same bits on every machine. A column that depends
     on those before it becomes 0. All is NaN where anything isn't finite."""
     columns = matrix.T.double().cpu().numpy().copy()
     if not np.isfinite(columns).all():

@@ -232,7 +232,7 @@ def main() -> None:
         "--prepared", choices=("yes", "no", "only"), default="yes", help="stagerun on prepared files too"
     )
     asked.add_argument("--interp", choices=("LINEAR", "ANTIALIAS", "AUTO"), default="LINEAR", help="stagerun's")
-    asked.add_argument("--photos", type=Path, help="a folder of JPEGs; default: made by `scripts/bench photos`")
+    asked.add_argument("--photos", type=Path, help="a folder of JPEGs; default: made by `scripts/dev bench photos`")
     options = asked.parse_args()
     photos = options.photos or make_photos(Path(".data/photos"), 300)
     files = [file.read_bytes() for file in sorted(photos.glob("*.jp*g"))]

@@ -21,7 +21,7 @@ from turns import parser, ratio, spread, turns
 from stagerun.base.code import Sources
 from stagerun.comm import SoloComm, make_reducer
 from stagerun.engine.device import be_deterministic, dtype_of, synchronize
-from stagerun.engine.feed import feed
+from stagerun.engine.images import feed
 from stagerun.models import build
 from stagerun.models.small import resnet_small
 from stagerun.schedule import make_knobs

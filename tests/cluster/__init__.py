@@ -1,1 +1,1 @@
-"""Tests on several hosts made of namespaces: `scripts/test-cluster`."""
+"""Tests on several hosts made of namespaces: `scripts/dev cluster`."""

@@ -21,7 +21,7 @@ def missing(commands: dict[str, str] = HOSTS) -> str:
     if os.geteuid() != 0:
         return "needs root, for namespaces and devices"
     packages = {package for command, package in commands.items() if shutil.which(command, path=PATH) is None}
-    return f"needs the packages {', '.join(sorted(packages))}; scripts/test-cluster installs them" if packages else ""
+    return f"needs the packages {', '.join(sorted(packages))}; scripts/dev cluster installs them" if packages else ""
 
 
 def found(command: str) -> str:
@@ -32,6 +32,6 @@ def found(command: str) -> str:
 
 
 def wheel(name: str) -> str | None:
-    """The folder of the commands of a newer MPI (openmpi5, mpich5) than Debian has; scripts/test-cluster installs them for as long as
+    """The folder of the commands of a newer MPI (openmpi5, mpich5) than Debian has; scripts/dev cluster installs them for as long as
     the tests run, and tells where in STAGERUN_OPENMPI5 and STAGERUN_MPICH5."""
     return os.environ.get(f"STAGERUN_{name.upper()}")

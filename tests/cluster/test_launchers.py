@@ -47,7 +47,7 @@ def _hydra(hosts: Cluster) -> list[str]:
 def _of_wheel(name: str, command: str) -> str:
     folder = needed.wheel(name)
     if folder is None:
-        pytest.skip(f"needs STAGERUN_{name.upper()}; scripts/test-cluster installs it")
+        pytest.skip(f"needs STAGERUN_{name.upper()}; scripts/dev cluster installs it")
     return f"{folder}/{command}"
 
 

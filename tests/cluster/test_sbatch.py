@@ -6,20 +6,21 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import processes
 import pytest
 
 from cluster import jobs
 from cluster.slurm import Slurm
-from stagerun.tools.slurm.command import Batch, script
+from stagerun.tools.sbatch import SbatchOptions, script
 
 pytestmark = pytest.mark.cluster
 
 
 def sbatch(slurm: Slurm, schedule: Path, out: Path, *more: object) -> subprocess.CompletedProcess[str]:
     """As a user does, on the head."""
-    words = ["sbatch", *jobs.words(schedule, out)[1:], *map(str, more), "--submit"]
+    words = ["sbatch", *jobs.words(schedule, out)[1:], *map(str, more)]
     at = words.index("--threads")
     threads = [words.pop(at), words.pop(at)]
     return slurm.head.run(*jobs.STAGERUN, *words, "--", *threads, env={**slurm.env, **jobs.ENVIRONMENT})
@@ -29,7 +30,10 @@ def submit(slurm: Slurm, schedule: Path, out: Path, *more: object) -> int:
     """The job's number."""
     done = sbatch(slurm, schedule, out, *more)
     assert done.returncode == 0, done.stderr
-    return int(re.findall(r"^job (\d+) is queued$", done.stdout, re.M)[0])
+    file = Path(f"{out}.sbatch")
+    file.write_text(done.stdout)
+    queued = slurm.head.run("sbatch", "--parsable", file, env={**slurm.env, **jobs.ENVIRONMENT}, check=True)
+    return int(queued.stdout)
 
 
 def said(out: Path, number: int) -> str:
@@ -104,14 +108,13 @@ def test_a_lost_node_is_replaced(slurm, schedule, tmp_path, lost):
 # -- what the script does with an end that only Slurm brings about: no training
 
 
-def queue(slurm: Slurm, folder: Path, program: str, name: str = "x", **values: object) -> tuple[int, Path]:
+def queue(slurm: Slurm, folder: Path, program: str, name: str = "x", **values: Any) -> tuple[int, Path]:
     """A job whose two ranks, on one node, are `program` of bash."""
-    about = {"name": name, "about": ["A test."], "command": ["stagerun", "sbatch"], "folder": str(folder)}
-    about |= {"out": str(folder / name), "program": ["bash", "-c", program], "arguments": [], "nodes": 1}
-    about |= {"workers_per_node": 2, "cpus_per_worker": 1, "time": 600, "signal_before": 60, **values}
-    batch = Batch(**about)
+    values = {"workers_per_node": 2, "nodes": 1, "cpus_per_worker": 1, "time": 600, "signal_before": 60, **values}
+    options = SbatchOptions(folder=str(folder), **values)
+    text = script(options, name, ["A test."], ["bash", "-c", program], str(folder / name))
     file = folder / f"{name}.sbatch"
-    file.write_text(script(batch))
+    file.write_text(text)
     return slurm.submit(file), folder / name
 
 

@@ -15,7 +15,7 @@ from google.protobuf import text_format
 from PIL import Image
 
 from stagerun.caffe.importer import settings
-from stagerun.caffe.importer.text import SOLVER, read_solver
+from stagerun.caffe.importer.folder import SOLVER, read_solver
 from stagerun.caffe.resolve import of_model
 from stagerun.language import load
 from stagerun.schedule import make_knobs

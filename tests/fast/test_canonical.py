@@ -1,6 +1,6 @@
 """The stored form of every folder in solvers/, and the identity of its stages, byte for byte: tests/golden/canonical.
 
-A difference makes what people have trained stale. `scripts/golden` writes the files anew.
+A difference makes what people have trained stale. `scripts/dev golden` writes the files anew.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ def stored(name: str) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_stored_form_stays(name):
-    assert stored(name) == (FOLDER / f"{name}.prototxt").read_text(), "run scripts/golden and read the difference"
+    assert stored(name) == (FOLDER / f"{name}.prototxt").read_text(), "run scripts/dev golden and read the difference"
 
 
 def test_every_file_has_its_folder():
@@ -71,8 +71,8 @@ def said(name: str) -> str:
 @pytest.mark.parametrize("name", CASES)
 def test_message(name):
     expected = SPEC / f"{name}.err"
-    assert expected.exists(), f"{expected.name} is missing: run scripts/golden and read it"
-    assert said(name) == expected.read_text(), "run scripts/golden and read the difference"
+    assert expected.exists(), f"{expected.name} is missing: run scripts/dev golden and read it"
+    assert said(name) == expected.read_text(), "run scripts/dev golden and read the difference"
 
 
 def test_every_expected_text_has_its_case():

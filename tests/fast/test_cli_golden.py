@@ -1,5 +1,6 @@
-"""What commands print, word for word: tests/golden/plan and tests/golden/cli. `scripts/golden` writes them anew."""
+"""What commands print, word for word: tests/golden/plan, tests/golden/cli and the list of commands in the manual. `scripts/dev golden` writes them."""
 
+import re
 from pathlib import Path
 
 import contract
@@ -32,8 +33,8 @@ def printed(arguments: list[str]) -> str:
 @pytest.mark.parametrize("name", CASES)
 def test_output(name):
     expected = GOLDEN / name
-    assert expected.exists(), f"{name} is missing: run scripts/golden and read it"
-    assert printed(CASES[name]) == expected.read_text(), "run scripts/golden and read the difference"
+    assert expected.exists(), f"{name} is missing: run scripts/dev golden and read it"
+    assert printed(CASES[name]) == expected.read_text(), "run scripts/dev golden and read the difference"
 
 
 def test_every_expected_text_has_its_case():
@@ -45,3 +46,7 @@ if __name__ == "__main__":
     for case, words in CASES.items():
         (GOLDEN / case).parent.mkdir(exist_ok=True)
         (GOLDEN / case).write_text(printed(words))
+    page = ROOT / "stagerun" / "manual" / "getting-started.md"
+    listed = re.findall(r"^  (stagerun .*)$", printed(["--help"]), re.M)
+    block = "## The commands\n\n" + "".join(f"    {line}\n" for line in listed)
+    page.write_text(re.sub(r"## The commands\n\n(    .*\n)+", lambda _: block, page.read_text()))

@@ -13,7 +13,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(tmp_path, monkeypatc
     write_lmdb(str(tmp_path / "lmdb"), [raw] * 2500)
     ticks = itertools.count()
     monkeypatch.setattr(time, "monotonic", lambda: 100 + next(ticks) / 100)
-    done = contract.stagerun(["data", "index", "lmdb", "--threads", 1], tmp_path)
-    lines = [line for line in done.stderr.splitlines() if " left" in line]
+    done = contract.stagerun(["data", "verify", "lmdb", "--threads", 1], tmp_path)
+    lines = [line for line in done.stderr.splitlines() if " of 2500" in line]
     assert len(lines) == 2, done.output
-    assert lines[0] == "index: 1001 of 2500 records, 100 records/s, 15 s left"
+    assert lines[0] == "verify: 1000 of 2500"

@@ -54,12 +54,15 @@ def test_a_run_that_kept_a_changed_stage_is_what_that_was_trained_from(tmp_path)
 def test_a_run_that_kept_a_stage_of_other_images_or_another_network(tmp_path):
     before = edited(tmp_path / "before")
     for number, (old, new, field) in enumerate(
-        [('"/d/train" images: 1000', '"/d/more" images: 2000', "data"), ("resnet_small", "resnet18", "model")]
+        [
+            ('"/d/train" images: 1000', '"/d/more" images: 2000', "data.train.images"),
+            ("resnet_small", "resnet18", "model.name"),
+        ]
     ):
         now = edited(tmp_path / str(number), "schedule", old, new)
         out = run(tmp_path / f"out{number}", ("trunk", before), ("long", now))
         said = diff(out, now).stdout
-        assert f"\ntrunk\n  {field}  " in said and said.count("->") == 1
+        assert f"\ntrunk\n  {field}  " in said
         assert said.endswith("they train different things\n")
     assert "nothing differs" in diff(run(tmp_path / "same", ("trunk", before), ("long", before)), before).stdout
 
@@ -114,6 +117,6 @@ def test_a_link_and_the_mode_of_a_file_stay_as_does_what_it_means(tmp_path):
     real.write_text(real.read_text().replace("base_lr: 0.09", "base_lr :0.09;# peak"))
     real.chmod(0o640)
     done = contract.stagerun(["fmt", folder, f"{folder}/"], tmp_path)
-    assert done.output == f"{folder}/cyc1.prototxt: written anew\n1 of 6 files changed\n"
+    assert done.output == f"{folder}/cyc1.prototxt: formatted\n1 of 6 files changed\n"
     assert (folder / "cyc1.prototxt").is_symlink() and real.stat().st_mode & 0o777 == 0o640
     assert canonical(load(folder)) == before

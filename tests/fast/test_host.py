@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from facade import UsageError
 
-from stagerun.system.host import available_memory
-from stagerun.system.numa import nodes, shares
+from stagerun.system.host import available_memory, nodes, shares
 
 MACHINE = 1 << 28  # it has more; what the groups here allow is less
 

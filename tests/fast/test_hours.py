@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from facade import Event, Inventory, Schedule, SnapshotRef, SnapshotWritten, duration, hours, units
+from facade import Event, Inventory, Schedule, SnapshotRef, SnapshotWritten, duration, forecast, units
 from hypothesis import given
 from hypothesis import strategies as st
 from log_help import evaluated, finished, run_started, stage_started
@@ -23,7 +23,7 @@ from stagerun.plan.hours import (
     spent,
 )
 
-Budget, budget, render_budget = hours.Budget, hours.budget, hours.render_budget
+Budget, budget, render_budget = forecast.Budget, forecast.budget, forecast.render_budget
 SCHEDULE = """
 name: "tree"
 model { name: "resnet_small" num_classes: 10 }
@@ -146,32 +146,26 @@ def test_an_allocation_that_is_long_enough():
 # 100 s of opening and 10 s of start; then an iteration a second, with snapshots after 5, 10, 12, 15 and an evaluation after 8 and 16.
 ENDS = {
     # The last 3 seconds are for the snapshot: told to stop, it is that of iteration 11, and that of 12 is not on disk yet.
-    110 + 13 + 1.5 + 2: ("trunk", 13, ("trunk", 10), "killed: the last snapshot by then is trunk at 10"),
-    110 + 15 + 1.5 + 2: ("trunk", 14, ("trunk", 12), "killed: the last snapshot by then is trunk at 12"),
-    110 + 4: ("trunk", 4, ("", 0), "starts again from the seed"),
-    # Nothing of a stage is saved: it goes on from its parent, or from where it leaves that.
-    100 + 44 + 10 + 7: ("long", 7, ("trunk", 20), "after trunk"),
-    100 + 44 + 49 + 10 + 6: ("collapse", 6, ("trunk", 12), "epoch 1.80"),
-    110 + 20 + 4 + 2 + 3 + 1: ("trunk", 20, ("trunk", 20), "trunk is saved by then, and is evaluated again"),
+    110 + 13 + 1.5 + 2: ("trunk", 10, "at iteration 10 of 20"),
+    110 + 15 + 1.5 + 2: ("trunk", 12, "the same command resumes"),
+    110 + 4: ("trunk", 1, "ends in trunk, at iteration 1 of 20\n"),
+    100 + 44 + 10 + 7: ("long", 4, "after trunk"),
+    100 + 44 + 49 + 10 + 6: ("collapse", 3, "after trunk, long"),
+    110 + 20 + 4 + 2 + 3 + 1: ("trunk", 20, "the same command evaluates again"),
 }
 
 
 @pytest.mark.parametrize("seconds", ENDS)
 def test_where_an_allocation_ends(seconds):
     end = found(seconds)
-    stage, iter, saved, said = ENDS[seconds]
-    assert (end.stage, end.iter, (end.saved_stage, end.saved_iter)) == (stage, iter, saved)
+    stage, iter, said = ENDS[seconds]
+    assert (end.stage, end.iter) == (stage, iter)
     assert said in render_budget(end) and not end.done
-
-
-def test_where_it_is_told_to_stop():
-    assert [found(110 + n + 1.5 + 2).stop_iter for n in (13, 15)] == [10, 12]
-    assert (found(110 + 13 + 1.5 + 2).last, found(140).testing, found(140).allocations) == (20, True, 4)
 
 
 def test_only_what_is_left_is_in_a_budget():
     resumed = found(110 + 6, part(10))
-    assert (resumed.stage, resumed.iter, resumed.saved_iter) == ("trunk", 15, 12), "two snapshots of half a second"
+    assert (resumed.stage, resumed.iter) == ("trunk", 12), "two snapshots of half a second"
     assert found(10**6, part(10)).total < found(10**6).total
     all_done = found(1.0, *(part(r, p, s) for r, p, s in ((12, "", "trunk"), (20, "", "trunk"))),
                      part(30, "trunk-00000020-a0001", "long"), part(10, "trunk-00000012-a0001", "collapse"))  # fmt: skip
@@ -188,7 +182,7 @@ def test_a_piece_that_is_trained_once_more_counts_and_the_trunk_once():
     }
     assert "trunk@12   2 " in render_hours(plan, HOURS)
     end = budget(plan, HOURS, 100 + 10 + 1)
-    assert (end.stage, end.iter, end.last, end.saved_stage, end.saved_iter) == ("trunk@12", 11, 12, "trunk", 10)
+    assert (end.stage, end.iter, end.last) == ("trunk@12", 10, 12)
     assert budget(plan, HOURS, 200).total == 100 + 15.5 + 28
 
 
@@ -196,19 +190,9 @@ def test_ensembles_come_last():
     plan = make_plan(TREE, Inventory())
     assert budget(plan, HOURS, 300, ensembles=50.0).total == 221 + 50
     end = budget(plan, HOURS, 240, ensembles=50.0)
-    assert end.testing and end.finished == ("trunk", "long", "collapse") and end.allocations == 2
-    said = "ends in the evaluation of the ensembles, after trunk, long, collapse\n  which is evaluated again"
+    assert not end.stage and end.finished == ("trunk", "long", "collapse")
+    said = "ends in the evaluation of the ensembles, after trunk, long, collapse\n  training is saved"
     assert said in render_budget(end)
-
-
-def test_how_many_allocations():
-    # 100 of opening, 10 of start, 22 for the rest. Told to stop: trunk at 15; its end; long at 18; its end; the collapse.
-    end = found(132)
-    assert end.allocations == 5
-    assert "5 allocations of 2 min 12 s in all: the same command goes on" in render_budget(end)
-    # Too short to come to an iteration; to a start.
-    assert found(111).allocations is None and found(50).allocations is None
-    assert "it gets nowhere" in render_budget(found(50))
 
 
 @given(st.floats(1.0, 400.0), st.integers(0, 19))
@@ -219,7 +203,7 @@ def test_a_budget_agrees_with_the_hours(seconds, iter):
     whole = HOURS.opening + sum(p.total for p in left(plan, HOURS).values() if p is not None)
     assert end.total == pytest.approx(whole) and end.done == (seconds >= end.total)
     if not end.done:
-        assert 0 <= end.stop_iter <= end.iter <= end.last
+        assert 0 <= end.iter <= end.last
 
 
 # -- what a run measured
@@ -255,8 +239,6 @@ def test_a_stage_that_was_not_trained_goes_as_its_like_or_as_the_slowest():
         "collapse": 4.0,
     }
     assert hours.speeds["trunk"].test == pytest.approx(3.0) and hours.speeds["collapse"].test == pytest.approx(6.0)
-    assert hours.notes == (
-        "collapse: of a kind that was not trained yet, taken to be as slow as the slowest stage so far",
-    )
+    assert hours.notes == ("collapse: of a kind that was not trained yet, assumed as slow as the slowest stage so far",)
     alike = hours_of_run(TREE, run, {"trunk": 50.0})
     assert alike.speeds["long"].iteration == 2.0

@@ -1,7 +1,6 @@
 """Where records lie, and the side file: right for every layout, and refused when it is not."""
 
 import errno
-import json
 import os
 import random
 import re
@@ -9,7 +8,6 @@ import struct
 import tracemalloc
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import contract
 import lmdb
@@ -17,7 +15,7 @@ import made_images
 import numpy as np
 import pytest
 from drawn import examples
-from facade import DataError, LmdbSource, PermissionDenied, StorageError, index, indexing, same_set, set_of
+from facade import DataError, LmdbSource, PermissionDenied, StorageError, build, index, same_set, set_of
 from hypothesis import given
 from hypothesis import strategies as st
 from made_images import raw, stored
@@ -106,7 +104,7 @@ def test_nodes_that_share_bytes_do_not_make_gigabytes(tmp_path):
     good = [(PAGE - 40 * (i + 1), 20, 12) for i in range(100)]
     assert len(LmdbSource(one_leaf(tmp_path / "good", good, 100))) == 100
     hostile = {
-        "more nodes than it has room for": [(PAGE - 8, 0, 0)] * 7000,
+        "the number of nodes of a page is 0 or too large": [(PAGE - 8, 0, 0)] * 7000,
         "a key has 33000 bytes, and LMDB allows 511": [(20000, 33000, 0)],
         "overlap": [(16 + 2 * 6000, 511, 0)] * 6000,
         "reaches over the end of its page": [(PAGE - 100, 93, 0)],
@@ -155,9 +153,7 @@ def test_the_side_file_of_an_lmdb_of_caffes(caffes):
     path = caffes
     assert index.load(path) is None
     steps: list[tuple[int, int]] = []
-    built = indexing.build(
-        path, lambda done, total: steps.append((done, total)), threads=3, classes=tuple("abcdefgh")
-    ).index
+    built = build(path, lambda done, total: steps.append((done, total)), threads=3, classes=tuple("abcdefgh"))
     index.save(built, path)
     loaded = index.load(path)
     assert loaded is not None and loaded.facts == built.facts and steps[-1] == (8, 8)
@@ -179,16 +175,16 @@ def test_the_mean_is_that_of_all_pixels(tmp_path):
     pixels = np.concatenate([np.broadcast_to(i, (*i.shape[:2], 3)).reshape(-1, 3) for i in images]).astype(float)
     for name, some, all_of in (("db", images, pixels), ("grey", images[2:], images[2].reshape(-1, 1))):
         path = write(tmp_path / name, {b"%d" % i: raw(image) for i, image in enumerate(some)})
-        facts = indexing.build(path).index.facts
+        facts = build(path).facts
         assert facts.mean_bgr == pytest.approx(tuple(all_of.mean(axis=0)), abs=1e-9)
         assert facts.deviation_bgr == pytest.approx(tuple(all_of.std(axis=0)), rel=1e-12)
-        facts = indexing.build(path, pixels=False).index.facts
+        facts = build(path, pixels=False).facts
         assert facts.mean_bgr == facts.deviation_bgr == ()
 
 
 def test_a_side_file_without_the_deviation_is_still_read(tmp_path, monkeypatch):
     path = write(tmp_path / "db", {b"0": record(0)})
-    made = indexing.build(path).index
+    made = build(path)
     older = {name: value for name, value in asdict(made.facts).items() if name != "deviation_bgr"}
     monkeypatch.setattr(index, "asdict", lambda facts: older)
     index.save(made, path)
@@ -198,7 +194,7 @@ def test_a_side_file_without_the_deviation_is_still_read(tmp_path, monkeypatch):
 
 def test_any_changed_byte_of_the_side_file_is_noticed(caffes):
     path = caffes
-    built = indexing.build(path).index
+    built = build(path)
     index.save(built, path)
     file = Path(path) / index.SIDE_FILE
     whole = file.read_bytes()
@@ -225,7 +221,7 @@ def test_a_folder_that_may_not_be_written_is_said(caffes, monkeypatch, number, k
     def fail(fd: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    built, before = indexing.build(caffes).index, sorted(os.listdir(caffes))
+    built, before = build(caffes), sorted(os.listdir(caffes))
     with monkeypatch.context() as patch, pytest.raises(kind):
         patch.setattr(os, "fsync", fail)
         index.save(built, caffes)
@@ -238,35 +234,35 @@ def test_the_side_file_of_another_lmdb_is_refused(tmp_path):
         write(tmp_path / name, {b"%08d" % i: raw(np.full((8, 8, 1), first + i, np.uint8), i) for i in range(9)})
         for name, first in (("one", 0), ("other", 1))
     )
-    index.save(indexing.build(one).index, one)
+    index.save(build(one), one)
     (Path(other) / index.SIDE_FILE).write_bytes((Path(one) / index.SIDE_FILE).read_bytes())
     assert LmdbSource(one).index is not None
     for opened in (index.load, LmdbSource):
         with pytest.raises(DataError, match="belongs to another LMDB") as error:
             opened(other)
-        assert "stagerun data index --force" in error.value.hint
-    assert "of another LMDB" in info(other)["index_state"] and info(one)["index_state"] == "up to date"
+        assert "stagerun data verify --index" in error.value.hint
+    assert "belongs to another LMDB" in info(other) and "up to date" in info(one)
     assert len(mistakes(other)) == 9
 
 
 def test_a_side_file_that_is_written_over_while_it_is_used(caffes):
     """`cp` empties the old file first: mapped, the next look at it would end the process."""
     path = caffes
-    index.save(indexing.build(path).index, path)
+    index.save(build(path), path)
     source = LmdbSource(path)
     (Path(path) / index.SIDE_FILE).write_bytes(b"")
     assert source.key(7) == b"00000007_7.JPEG" and source.get(7)[1] == record(7)
     assert source.index is not None and source.index.labels.tolist() == list(range(8))
 
 
-def info(path: str) -> dict[str, Any]:
-    return dict(json.loads(contract.stagerun(["data", "info", path, "--json"], Path(path)).stdout))
+def info(path: str) -> str:
+    return contract.stagerun(["data", "info", path], Path(path)).stdout
 
 
 def mistakes(path: str, *words: str) -> list[str]:
     """The keys of the records that `data verify` complains of."""
-    done = contract.stagerun(["data", "verify", path, "--json", *words], Path(path))
-    return [one["key"] for one in json.loads(done.stdout)["mistakes"]]
+    done = contract.stagerun(["data", "verify", path, *words], Path(path))
+    return re.findall("^record `(.*?)`", done.stdout, re.MULTILINE)
 
 
 def unusable(folder: Path) -> str:
@@ -279,21 +275,21 @@ def unusable(folder: Path) -> str:
 
 def test_a_side_file_with_some_records_that_cannot_be_used(tmp_path):
     path = unusable(tmp_path / "db")
-    with pytest.raises(DataError, match="6 records of 10") as error:
-        indexing.build(path, max_bad=5)
-    assert "--max-bad 6" in error.value.hint
-    built = indexing.build(path, max_bad=6)
-    assert [text.split("`")[1] for text in built.unusable] == [f"{i:02}" for i in range(4, 10)]
-    made = built.index
+    with pytest.raises(DataError, match=r"record `04`: .*6 mistakes") as error:
+        build(path)
+    assert "--max-bad" in error.value.hint
+    bad = [f"{i:02}" for i in range(4, 10)]
+    assert mistakes(path, "--index", "--max-bad", "5") == bad and index.load(path) is None
+    assert mistakes(path, "--index", "--max-bad", "6") == bad
+    made = index.load(path)
+    assert made is not None
     assert made.heights.tolist()[4:] == made.widths.tolist()[4:] == [0] * 6
     assert dict(made.facts.kinds)["unusable"] == 6
     assert made.labels.tolist() == [0, 1, 2, 3, -1, 3, 3, 0, 0, -1]
     whole = write(tmp_path / "whole", {b"%d" % i: record(i) for i in range(4)})
-    assert made.facts.mean_bgr == indexing.build(whole).index.facts.mean_bgr
-    index.save(made, path)
-    found = info(path)
-    assert min(found["smallest"].values()) > 0 and found["labels"] == [[0, 3], [1, 1], [2, 1], [3, 3]]
-    assert mistakes(path) == mistakes(path, "--decode") == [f"{i:02}" for i in range(4, 10)]
+    assert made.facts.mean_bgr == build(whole).facts.mean_bgr
+    assert "classes       4, 1 to 3 images each" in info(path)
+    assert mistakes(path) == mistakes(path, "--decode") == bad
 
 
 def test_everyone_judges_as_the_loader_does(tmp_path):
@@ -313,10 +309,10 @@ def test_everyone_judges_as_the_loader_does(tmp_path):
         except DataError:
             refused.add(name.decode())
     assert refused == {"lossless", "damaged", "truncated", "empty", "no end"}
-    assert {text.split("`")[1] for text in indexing.build(path, max_bad=7).unusable} == refused
     assert set(mistakes(path, "--decode")) == refused
-    index.save(indexing.build(path, max_bad=7).index, path)
-    assert "unusual grey JPEG" in dict(indexing.build(path, max_bad=7).index.facts.kinds)
+    assert set(mistakes(path, "--index", "--max-bad", "7")) == refused
+    made = index.load(path)
+    assert made is not None and "unusual grey JPEG" in dict(made.facts.kinds)
 
 
 def arithmetic() -> bytes:
@@ -336,7 +332,7 @@ def test_which_images_an_lmdb_holds_is_known_without_its_side_file(tmp_path):
         assert set_of(write(tmp_path / str(len(os.listdir(tmp_path))), other)) != set_of(first)
     source = write(tmp_path / "pictures", pictures)
     sample = set_of(source)
-    made = indexing.build(source).index
+    made = build(source)
     index.save(made, source)
     assert set_of(source) == f"{sample}, index {made.facts.fingerprint[:16]}"
     assert b"prepared_from" not in Path(source, index.SIDE_FILE).read_bytes(), "the bytes of before"

@@ -1,15 +1,15 @@
 """JPEGs without decoding: a file whose parts can be cut out, with the same pixels; and what a header says."""
 
+import made_images
 import numpy as np
 import pytest
-from facade import DataError, read_header
+from facade import DataError, prepare, read_header
 from facade import jpeg as decoding
 from jpeg_pictures import END, FRAME, SAMPLINGS, SCAN, by_pillow, changed, jpeg, whole
 
-from stagerun.data.jpeg import slices
-from stagerun.tools.data.prepare import can_prepare, prepare
+from stagerun.data.jpeg import decoder as slices
 
-needs_library = pytest.mark.skipif(bool(can_prepare()), reason=can_prepare())
+needs_library = pytest.mark.skipif(not made_images.prepared([jpeg(60, 90)]), reason="needs the extra `fast`")
 
 
 @needs_library

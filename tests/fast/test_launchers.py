@@ -8,12 +8,11 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from facade import PeerError, UsageError, World
 
-from stagerun.launch import meeting
+from stagerun.launch import start
 from stagerun.launch.addresses import Interface, by_default
-from stagerun.launch.hostfile import read_hosts
-from stagerun.launch.meeting import job_number, meet, port_of
-from stagerun.system.nodelist import expand, per_node
-from stagerun.system.world import from_environment, launched, rank_said, relayed, started_by
+from stagerun.launch.options import read_hosts
+from stagerun.launch.start import job_number, meet, port_of
+from stagerun.system.world import expand, from_environment, launched, per_node, rank_said, relayed, started_by
 
 Environment = dict[str, str]
 
@@ -92,7 +91,7 @@ def test_a_process_that_is_alone_may_start_workers_itself(text):
         ("RANK=zero WORLD_SIZE=2", "RANK must be a whole number, not `zero`"),
         (OPEN_MPI.replace("SIZE=5", "SIZE=many"), "OMPI_COMM_WORLD_SIZE must be a whole number"),
         (OPEN_MPI.replace("LOCAL_RANK=1", "LOCAL_RANK=2"), "local rank 2, 2 on this node"),
-        ("PMI_RANK=1 PMI_SIZE=2 PMI_FD=3", "says nothing of its place on this node"),
+        ("PMI_RANK=1 PMI_SIZE=2 PMI_FD=3", "without a local rank"),
         (STEP.replace("PER_NODE=2,1", "PER_NODE=2"), "how many tasks this node has"),
         # Exported for all processes alike.
         (f"RANK=0 WORLD_SIZE=3 {STEP}", "srun has started this process as rank 2 of 3"),
@@ -197,9 +196,9 @@ def said(rank: int, size: int, local_size: int, launcher: str, environment: dict
 def test_one_node_needs_no_more_than_the_jobs_number_and_what_is_given_counts():
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "far"}
     first, second = (said(rank, 2, 2, "srun", step) for rank in range(2))
-    assert first == second == meeting.Meeting("127.0.0.1", port_of(job_number(step)), "lo")
+    assert first == second == start.Meeting("127.0.0.1", port_of(job_number(step)), "lo")
     given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    assert said(0, 2, 2, "mpiexec.hydra", given) == meeting.Meeting("127.0.0.1", 29500)
+    assert said(0, 2, 2, "mpiexec.hydra", given) == start.Meeting("127.0.0.1", 29500)
 
 
 DOCKER, ETH = Interface("docker0", "172.17.0.1"), Interface("eth0", "10.1.0.1")
@@ -210,21 +209,21 @@ def misleading(monkeypatch):
     """A host with these two, whose own name leads to its loopback device."""
     here = {"interfaces": lambda: [DOCKER, ETH], "by_default": lambda here: ETH}
     for name, found in {**here, "host_name": lambda: "localhost"}.items():
-        monkeypatch.setattr(meeting, name, found)
+        monkeypatch.setattr(start, name, found)
     return monkeypatch
 
 
 def test_rank_0_at_its_own_name_takes_the_interface_of_the_default_route(misleading):
     assert by_default([DOCKER]) == DOCKER and by_default([]) is None
     given = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-    assert said(0, 2, 1, "srun", given) == meeting.Meeting("localhost", 29500, "eth0")
+    assert said(0, 2, 1, "srun", given) == start.Meeting("localhost", 29500, "eth0")
 
 
 @pytest.mark.parametrize(
     "launcher, environment, text",
     [
-        ("Open MPI's mpirun", {}, "Open MPI's mpirun has started 2 workers, but doesn't say where they meet"),
-        ("mpiexec.hydra", {}, "mpiexec.hydra has started 2 workers, but doesn't say where they meet"),
+        ("Open MPI's mpirun", {}, "Open MPI's mpirun has started 2 workers, but sets no meeting point"),
+        ("mpiexec.hydra", {}, "mpiexec.hydra has started 2 workers, but sets no meeting point"),
         ("srun", {"SLURM_STEP_NODELIST": "n[1-"}, "the node list of this step, `n[1-`, doesn't lead"),
         (
             "srun",
@@ -266,10 +265,10 @@ def test_under_mpi_rank_0_says_by_mpi4py_where_it_is(wanted, name, address, inte
     mpi4py = ModuleType("mpi4py")
     mpi4py.rc, mpi4py.MPI, mpi4py.__spec__ = SimpleNamespace(), fake, ModuleSpec("mpi4py", None)
     misleading.setitem(sys.modules, "mpi4py", mpi4py)
-    misleading.setattr(meeting, "host_name", lambda: name)
+    misleading.setattr(start, "host_name", lambda: name)
     environment = {"GLOO_SOCKET_IFNAME": wanted} if wanted else {}
     first, other = (said(rank, 4, 2, "Open MPI's mpirun", environment) for rank in (0, 3))
-    assert isinstance(first, meeting.Meeting) and first == other
+    assert isinstance(first, start.Meeting) and first == other
     assert (first.address, first.interface) == (address, interface) and first.port > 0
     with pytest.raises(PeerError, match="it sees 4 of 6 ranks") as caught:
         said(0, 6, 2, "Open MPI's mpirun", {})

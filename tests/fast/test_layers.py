@@ -1,5 +1,5 @@
-"""The map of the house. Two rules: the trunk never imports a tool; a tool imports the trunk, and another tool only by an entry below.
-Torch stays out of what a login node uses."""
+"""The map of the house: the trunk never imports a tool, tools don't import each other in circles, and torch stays out of what a login node
+uses."""
 
 import ast
 from collections.abc import Iterator
@@ -12,41 +12,22 @@ ROOT = Path(__file__).parents[2] / "stagerun"
 # From values that know nothing to the run. A folder imports from those before it only. `schedule` comes before `language`: a new
 # learning-rate policy is one class and one row there, and the language knows its fields from it.
 TRUNK = (
-    "base", "system", "schedule", "language", "command", "plan", "drawing", "store", "data",
+    "base", "system", "schedule", "language", "command", "plan", "store", "data",
     "models", "comm", "engine", "launch", "logs", "train", "manual", "cli",
 )  # fmt: skip
-TOOLS = {
-    "library", "new", "plan", "data", "diff", "fmt", "lint", "lsp", "parallel", "rehearse", "report", "retry", "slurm", "status",
-    "verify", "view", "weights",
-}  # fmt: skip
 # Features that most runs don't use, each whole in one folder. A wing imports the trunk.
-WINGS = {"caffe", "wire"}
-TOOL_IMPORTS_TOOL = {  # with the reason
-    "plan": "lint weights.fetch view.chart status.output",  # `check`, `check --fetch`; all draw the chart of the page
-    "lsp": "plan.why plan.history fmt.style lint",  # the editor shows what the commands print
-    "diff": "plan.plot status.output",
-    "report": "view.looking status.evaluated status.look status.output",
-    "library": "report.command report.look report.table status.output weights.selection weights.stored",  # it gives what their commands print
-    # The page shows what the commands print, of the same values.
-    "view": "plan.why lint plan.command plan.hours status.look status.output report.command report.compare report.history report.look report.replay report.table status.command",
-    "new": "plan.check data.indexing data.progress",  # a new schedule is checked, its images counted; its LMDBs get their side files
-    "rehearse": "data.indexing data.new_lmdb status.output",  # images where the real ones are not; DIR is understood as everywhere
-    "verify": "rehearse.schedule rehearse.synthetic weights.stored status.output",
-    # Pictures are read, cut and shown as the LMDBs' are.
-    "weights": "data.images data.pictures data.progress status.output",
-}
+WINGS = {"caffe", "look", "wire"}
 # The engine gets values and yields events: it knows no files, no plan and no snapshots.
 NOT_FROM_ENGINE = {"language", "plan", "store", "data", "launch", "train"}
 
 # Who may import torch: anywhere, or inside functions that start workers, which want it by then.
-TORCH = {"models", "comm", "engine", "train", "wire", "caffe", "tools.rehearse", "tools.weights", "tools.verify"}
-TORCH_INSIDE_FUNCTIONS = {"launch", "tools.library", "tools.plan"}
+TORCH = {"models", "comm", "engine", "train", "wire", "caffe", "tools"}
+TORCH_INSIDE_FUNCTIONS = {"launch"}
 # What click loads for one line of help or a mistake in the arguments, and `run` for one in DIR; and everything outside TORCH besides.
 COMMANDS = ("command", "first_look")
-OF_CAFFE = "blocks data_layers layers map_layers names net reading resolve schedule table text upgrade walk"
+OF_CAFFE = "binary data_layers layers map_layers reading resolve schedule table tensors text importer.command"
 LIGHT = {f"stagerun.wire.{name}" for name in ("values", "rules", "choices", "replay")}  # the language reads them
 LIGHT |= {f"stagerun.caffe.{name}" for name in OF_CAFFE.split()}
-LIGHT |= {f"stagerun.caffe.{name}" for name in ("binary", "blob_names", "hdf5", "solver_state", "importer.command")}
 
 
 class Import(NamedTuple):
@@ -91,11 +72,9 @@ def imports(path: Path) -> tuple[Import, ...]:
 
 
 def folder(module: str) -> str:
-    """`plan`, or `tools.report`; "" for the package itself, `tools`, `__main__`, and what is not ours."""
+    """`plan`, or `tools`; "" for the package itself, `__main__`, and what is not ours."""
     ours, *words = module.split(".")
-    if ours != "stagerun" or not words or words[0].startswith("__") or words == ["tools"]:
-        return ""
-    return ".".join(words[:2]) if words[0] == "tools" else words[0]
+    return words[0] if ours == "stagerun" and words and not words[0].startswith("__") else ""
 
 
 def edges() -> Iterator[tuple[str, str, Import]]:
@@ -121,7 +100,7 @@ def loaded_by(module: str) -> frozenset[str]:
 
 
 def test_every_folder_is_on_the_map_and_says_what_lives_there():
-    assert {folder(module) for module in files()} - {""} == set(TRUNK) | WINGS | {f"tools.{name}" for name in TOOLS}
+    assert {folder(module) for module in files()} - {""} == {*TRUNK, *WINGS, "tools"}
     packages = [m for m, path in files().items() if path.name == "__init__.py"]
     assert [m for m in packages if not ast.get_docstring(ast.parse(files()[m].read_text()))] == []
 
@@ -138,16 +117,14 @@ def test_the_trunk_imports_downward_and_never_a_tool():
     assert wrong == []
 
 
-def test_a_tool_imports_the_trunk_and_another_tool_by_an_entry_only():
-    used = {(own, one.module): one.place for own, other, one in edges() if {own, other}.isdisjoint({*TRUNK, *WINGS})}
-    allowed = {
-        (f"tools.{tool}", f"stagerun.tools.{other}")
-        for tool, others in TOOL_IMPORTS_TOOL.items()
-        for other in others.split()
-    }
-    assert {edge: place for edge, place in used.items() if edge not in allowed} == {}
-    assert allowed <= used.keys(), "an entry that nothing uses"
-    # Commands are found by their names in a table, so that no other is loaded with one.
+def test_no_imports_go_in_circles_and_none_is_of_the_table_of_commands():
+    left = {m: {i.module for i in imports(path) if not i.inside} & files().keys() - {m} for m, path in files().items()}
+    # A package and its modules import each other: Python loads the package first.
+    left = {m: {other for other in others if not m.startswith(f"{other}.")} for m, others in left.items()}
+    while first := {module for module, others in left.items() if not others & left.keys()}:
+        left = {module: others for module, others in left.items() if module not in first}
+    assert left == {}
+    # Commands are looked up by name in the table, so that none is loaded with another.
     assert [one.place for own, other, one in edges() if other == "cli"] == []
 
 

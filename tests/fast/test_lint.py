@@ -2,7 +2,7 @@
 
 A case there is what it changes of three files, in which nothing is to be found, and what is then found. `-- a:2 TEXT` replaces a line, or
 adds one; `-- set ...` is a `--set`; of a rule that never fails, `-- trunk TEXT` is the solver of a stage, and only that rule is shown.
-lint-comment has where comments are seen. `scripts/golden` writes what is found anew. cases/check_findings: the command.
+lint-comment has where comments are seen. `scripts/dev golden` writes what is found anew. cases/check_findings: the command.
 """
 
 import re
@@ -78,7 +78,7 @@ def played(id: str) -> str:
 
 @pytest.mark.parametrize("id", CASES)
 def test_what_is_found(id):
-    assert played(id) == (GOLDEN / f"{id}.txt").read_text(), "run scripts/golden and read the difference"
+    assert played(id) == (GOLDEN / f"{id}.txt").read_text(), "run scripts/dev golden and read the difference"
 
 
 def test_every_rule_has_its_cases_and_nothing_is_found_where_nothing_is():

@@ -35,22 +35,20 @@ def make(folder: Path, **wrong: int) -> str:
         labels[57] = wrong.get(name, 0)
         path = str(folder / name)
         write_lmdb(path, [made_images.raw(np.zeros((8, 8, 1), np.uint8), label) for label in labels])
-        assert stagerun(["data", "index", name], folder).exit_code == 0
+        assert stagerun(["data", "verify", "--index", name], folder).exit_code == 0
     return str(folder)
 
 
-@pytest.mark.parametrize(
-    ("name", "label", "line"), [("train", 10, 1), ("val", 99, 1), ("second", 10, 1), ("other", 5, 11)]
-)
-def test_a_label_out_of_range_is_found_among_all_records(tmp_path, name, label, line):
+@pytest.mark.parametrize(("name", "label"), [("train", 10), ("val", 99), ("second", 10), ("other", 5)])
+def test_a_label_out_of_range_is_found_among_all_records(tmp_path, name, label):
     folder = make(tmp_path, **{name: label})
     with pytest.raises(DataError) as error:
         preflight(load(folder))
     assert f"{folder}/{name}: record `00000057`: the label is {label}, " in error.value.message
-    assert f"change `num_classes` ({folder}/schedule.prototxt:{line})" in error.value.hint
+    assert "change `num_classes`" in error.value.hint
 
 
-def test_a_crop_that_is_larger_than_the_images_has_its_place(tmp_path):
+def test_a_crop_that_is_larger_than_the_images(tmp_path):
     folder = make(tmp_path)
     preflight(load(folder))
     for field in (
@@ -61,7 +59,7 @@ def test_a_crop_that_is_larger_than_the_images_has_its_place(tmp_path):
         with pytest.raises(DataError) as error:
             preflight(load(folder, [field]))
         assert "too small for crop_size: 9" in error.value.message
-        assert "lower `crop_size` (--set:1)" in error.value.hint
+        assert "lower `crop_size`" in error.value.hint
 
 
 def test_pictures_and_classes_are_held_against_each_other(tmp_path):
@@ -70,7 +68,7 @@ def test_pictures_and_classes_are_held_against_each_other(tmp_path):
         images = [made_images.jpeg(i, 20 if (name, i) == ("train", 5) else 40, 50) for i in range(8)]
         write_lmdb(str(tmp_path / name), [made_images.stored(data, i % 2) for i, data in enumerate(images)])
         (tmp_path / "classes").write_text("\n".join(classes))
-        assert stagerun(["data", "index", name, "--classes", "classes"], tmp_path).exit_code == 0
+        assert stagerun(["data", "verify", "--index", name, "--classes", "classes"], tmp_path).exit_code == 0
     (tmp_path / "schedule.prototxt").write_text("""
 model { name: "resnet_small" num_classes: 2 }
 data { train { source: "train" } val { source: "val" } }

@@ -116,26 +116,21 @@ layers { name: "ip" type: INNER_PRODUCT bottom: "norm1" top: "ip" inner_product_
 layers { name: "drop" type: DROPOUT bottom: "ip" top: "ip" dropout_param { dropout_ratio: 0.25 } }
 layers { name: "loss" type: SOFTMAX_LOSS bottom: "ip" bottom: "label" }
 """
-V0 = """
-layers { layer { name: "data" type: "data" source: "train" batchsize: 4 scale: 0.5 cropsize: 24 } top: "data" top: "label" include { phase: TRAIN } }
-layers { layer { name: "pad1" type: "padding" pad: 2 } bottom: "data" top: "pad1" }
-layers { layer { name: "conv1" type: "conv" num_output: 8 kernelsize: 5 stride: 2 weight_filler { type: "xavier" } blobs_lr: 1 blobs_lr: 2
-  weight_decay: 1 weight_decay: 0 } bottom: "pad1" top: "conv1" }
-layers { layer { name: "relu1" type: "relu" } bottom: "conv1" top: "conv1" }
-layers { layer { name: "pool1" type: "pool" pool: AVE kernelsize: 3 stride: 2 } bottom: "conv1" top: "pool1" }
-layers { layer { name: "norm1" type: "lrn" local_size: 3 alpha: 0.1 } bottom: "pool1" top: "norm1" }
-layers { layer { name: "ip" type: "innerproduct" num_output: 10 } bottom: "norm1" top: "ip" }
-layers { layer { name: "drop" type: "dropout" dropout_ratio: 0.25 } bottom: "ip" top: "ip" }
-layers { layer { name: "loss" type: "softmax_loss" } bottom: "ip" bottom: "label" }
-"""
 
 
-@pytest.mark.parametrize("old", [V1, V0], ids=["V1", "V0"])
-def test_an_older_form_is_the_same_net(old):
-    assert canonical(old) == canonical(TODAY) and net_from(old) == net_from(TODAY)
-    (reader,) = resolve.read(old, "net", Problems()).readers("TRAIN")
+def test_an_older_form_is_the_same_net():
+    assert canonical(V1) == canonical(TODAY) and net_from(V1) == net_from(TODAY)
+    (reader,) = resolve.read(V1, "net", Problems()).readers("TRAIN")
     crop = reader.block("transform_param").entries["crop_size"]
     assert reader.entries["type"].values[0].value == "Data" and crop.values[0].value == 24
+
+
+def test_the_form_of_2013_is_refused():
+    problems = Problems()
+    assert resolve.read('layers { layer { name: "pad1" type: "padding" pad: 2 } top: "a" }', "net", problems) is None
+    assert [problem.message for problem in problems.all()] == [
+        "`layer` within `layers` is Caffe's form of 2013, which is not read"
+    ]
 
 
 def test_inputs_beside_the_layers():
@@ -147,13 +142,10 @@ def test_inputs_beside_the_layers():
 
 
 def test_fields_that_caffe_passes_over():
-    """`input` without shapes where a layer has that top, and a V0 layer's fields of windows."""
+    """`input` without shapes where a layer has that top."""
     ip = 'layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 10 } }'
     given = 'layer { name: "d" type: "Input" top: "data" input_param { shape { dim: 1 dim: 3 dim: 5 dim: 7 } } }'
     assert net_from(f'input: "data" {given} {ip}', None) == net_from(given + ip, None)
-    assert net_from(
-        V0.replace('source: "train"', 'source: "train" det_crop_mode: "warp" det_fg_fraction: 0.5')
-    ) == net_from(V0)
 
 
 def test_the_two_names_of_shared_parameters():
@@ -278,5 +270,5 @@ def test_the_canonical_form_is_that_of_what_is_computed():
 
 
 def test_a_stored_form_without_the_images_size_is_refused():
-    with pytest.raises(RecipeError, match="the size of the images isn't known"):
+    with pytest.raises(RecipeError, match="the size of the images is unknown"):
         net_of(canonical(TODAY), None)

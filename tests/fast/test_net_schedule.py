@@ -115,7 +115,7 @@ def test_a_stored_recipe_holds_the_net(write):
 
 
 def test_a_model_beside_the_net_says_the_same_thing(write):
-    assert "`model` and `net` say the same thing" in mistakes(write, stage='model { name: "resnet18" num_classes: 2 }')
+    assert "`model` and `net` set the same thing" in mistakes(write, stage='model { name: "resnet18" num_classes: 2 }')
 
 
 def test_a_net_teaches_another_network(write):
@@ -157,4 +157,4 @@ def test_a_broken_mean_file_is_found_where_the_schedule_names_it(file, said, wri
 
 def test_a_mean_file_that_is_missing_is_asked_for_first(write):
     said = mistakes(write, net=NET.replace("mean_value: 7", 'mean_file: "mean.binaryproto"', 1))
-    assert "mean.binaryproto is not there" in said and "hint: write its path, or `mean_value`" in said
+    assert "mean.binaryproto is missing" in said and "hint: write its path, or `mean_value`" in said

@@ -170,7 +170,7 @@ CONVERTED: list[tuple[str, Callable[[], bytes], np.ndarray, set[str]]] = [
 @pytest.mark.parametrize("make, pixels, oddities", [pytest.param(*case, id=name) for name, *case in CONVERTED])
 def test_odd_formats_become_png_without_loss(make, pixels, oddities):
     found = odd.judge(make())
-    assert set(found.oddities) == oddities <= set(odd.ODDITIES)
+    assert set(found.oddities) == oddities
     assert found.kind == ("PNG" if pixels.ndim == 3 else "grey PNG")
     np.testing.assert_array_equal(found.image, pixels if pixels.ndim == 3 else pixels[:, :, None])
     np.testing.assert_array_equal(opencv(found.data), found.image)
@@ -261,7 +261,7 @@ BAD: list[tuple[str, str, bytes]] = [
 def test_what_cannot_be_used_says_why(reason, data):
     with pytest.raises(odd.BadImage) as error:
         odd.judge(data, "a.jpg")
-    assert error.value.reason == reason and reason in odd.REASONS and isinstance(error.value, DataError)
+    assert error.value.reason == reason and isinstance(error.value, DataError)
     assert error.value.message and "\n" not in error.value.message
 
 
@@ -285,7 +285,7 @@ def test_damaged_files_of_every_format_end_in_a_verdict():
         try:
             found = odd.judge(bytes(data), "a.jpg", 200_000)
         except odd.BadImage as error:
-            assert error.reason in odd.REASONS
+            assert error.reason
             outcomes.add(error.reason)
             continue
         outcomes.add(found.kind)

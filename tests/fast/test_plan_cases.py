@@ -144,7 +144,7 @@ def played(case: contract.Case) -> str:
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_case(path):
     case = contract.Case.read(path)
-    assert played(case) == case.transcript, "run scripts/golden and read the difference"
+    assert played(case) == case.transcript, "run scripts/dev golden and read the difference"
 
 
 if __name__ == "__main__":

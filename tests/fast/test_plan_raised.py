@@ -44,7 +44,7 @@ def raised(trunk: str) -> Played:
 def test_what_does_not_depend_on_the_length_goes_on(trunk):
     one = raised(trunk)
     assert one.said("run") == "trunk from 20\n"
-    assert "goes on from iteration 20 to 30, from trunk-00000020-a0001; max_iter 20 -> 30" in one.said("plan")
+    assert "continues from iteration 20 to 30, from trunk-00000020-a0001; max_iter 20 -> 30" in one.said("plan")
     # Longer still, when it is half way there.
     one.trained("trunk@25")
     one.edit("max_iter: 30", "max_iter: 40")
@@ -66,5 +66,5 @@ def test_what_does_not_depend_on_the_length_goes_on(trunk):
 def test_what_does_is_stale_and_says_why(trunk, why):
     one = raised(trunk)
     said = one.said("run")
-    assert "it can't go on from what was trained" in said and why in said and "max_iter 20 -> 30" in said
+    assert "it can't continue from its snapshots" in said and why in said and "max_iter 20 -> 30" in said
     assert one.said("run", "--redo", "trunk") == "trunk from 0\n"

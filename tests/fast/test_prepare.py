@@ -1,6 +1,5 @@
 """`stagerun data import --prepare`: the same records with the same pixels, restartable, and still an ordinary LMDB."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -51,8 +50,10 @@ def data(folder: Path, *words: object) -> str:
     return done.stdout
 
 
-def info(folder: Path, name: str) -> dict[str, Any]:
-    return dict(json.loads(data(folder, "info", name, "--json")))
+def facts(folder: Path, name: str) -> Any:
+    made = index.load(str(folder / name))
+    assert made is not None
+    return made.facts
 
 
 def pixels(data: bytes) -> np.ndarray:
@@ -69,7 +70,7 @@ def told(folder: Path, *words: object) -> str:
 def test_the_same_records_with_the_same_pixels(tmp_path):
     source, out = caffes(tmp_path), tmp_path / "out"
     (tmp_path / "classes").write_text("".join(f"class {i}\n" for i in range(40)))
-    data(tmp_path, "index", "db", "--classes", "classes")
+    data(tmp_path, "verify", "--index", "db", "--classes", "classes")
     data(tmp_path, "import", "--prepare", "db", "out")
     before, after = records(source), records(out)
     assert before.keys() == after.keys()
@@ -85,33 +86,19 @@ def test_the_same_records_with_the_same_pixels(tmp_path):
         assert old == new
     unchanged = {key[-2:] for key in before if before[key] == after[key]}
     assert unchanged == {b"k3", b"k4", b"k5"}  # raw pixels, PNG, CMYK
-    old_info, new_info = info(tmp_path, "db"), info(tmp_path, "out")
-    for same in ("classes", "labels", "mean_bgr", "deviation_bgr"):
-        assert new_info[same] == old_info[same] != []
+    old_facts, new_facts = facts(tmp_path, "db"), facts(tmp_path, "out")
+    for same in ("classes", "mean_bgr", "deviation_bgr"):
+        assert getattr(new_facts, same) == getattr(old_facts, same) != ()
     kinds = {"baseline JPEG": 36, "grey JPEG": 1, "raw": 1, "PNG": 1, "CMYK JPEG": 1}
-    assert dict(new_info["kinds"]) == kinds
+    assert dict(new_facts.kinds) == kinds
     # The same pixels: training goes on with either, also when the copy's side file was made again.
     for _ in range(2):
-        made = index.load(str(out))
-        assert made is not None
-        assert re.fullmatch(
-            f"40 records, sample [0-9a-f]{{16}}, index {old_info['fingerprint'][:16]}", made.facts.prepared_from
-        )
-        data(tmp_path, "index", "out", "--force", "--threads", 1)
+        form = f"40 records, sample [0-9a-f]{{16}}, index {old_facts.fingerprint[:16]}"
+        assert re.fullmatch(form, facts(tmp_path, "out").prepared_from)
+        data(tmp_path, "verify", "--index", "out", "--threads", 1)
     # What is prepared already stays as it is, byte for byte.
     data(tmp_path, "import", "--prepare", "out", "again")
     assert records(tmp_path / "again") == after
-
-
-@needs_transcoder
-def test_of_images_it_is_the_lmdb_of_an_import_and_a_preparation(tmp_path):
-    made_images.class_folders(tmp_path / "images")
-    data(tmp_path, "import", "images", "lmdb")
-    assert "out: 30 records" in data(tmp_path, "import", "--prepare", "lmdb", "out")
-    data(tmp_path, "verify", "out", "--decode")
-    data(tmp_path, "import", "--prepare", "images", "direct")
-    assert [info(tmp_path, name)["prepared"] for name in ("lmdb", "out", "direct")] == [False, True, True]
-    assert len({(tmp_path / name / "data.mdb").read_bytes() for name in ("out", "direct")}) == 1
 
 
 @needs_transcoder
@@ -128,20 +115,15 @@ def test_what_cannot_be_arranged_anew_is_copied_and_noted(tmp_path):
 
 @needs_transcoder
 def test_what_is_refused(tmp_path):
-    """Damage, which must not get a fresh digest; an LMDB without JPEGs; options that are for images."""
+    """Damage, which must not get a fresh digest; options that are for images."""
     source = caffes(tmp_path)
-    data(tmp_path, "index", "db")
+    data(tmp_path, "verify", "--index", "db")
     case_files.flip(source, "9")
     said = told(tmp_path, "import", "--prepare", "db", "out")
-    assert "record `00000009_k9`: its bytes are not those" in said and "stagerun data verify" in said
+    assert "record `00000009_k9`: its bytes don't match" in said and "stagerun data verify" in said
     assert said.endswith("[65]") and not (tmp_path / "out").exists()
-    with lmdb.open(str(tmp_path / "raw")) as env, env.begin(write=True) as txn:
-        txn.put(b"0", Datum(channels=1, height=1, width=2, data=b"ab").SerializeToString())
-    data(tmp_path, "index", "raw")
-    said = told(tmp_path, "import", "--prepare", "raw", "out")
-    assert "holds no JPEGs" in said and said.endswith("[64]")
-    said = told(tmp_path, "import", "--prepare", "db", "none", "--limit", 3)
-    assert "--limit is for images" in said and said.endswith("[64]")
+    said = told(tmp_path, "import", "--prepare", "db", "none", "--raw")
+    assert "other options are for images" in said and said.endswith("[64]")
 
 
 def test_where_it_cannot_be_done_it_is_said_at_once(tmp_path, monkeypatch):

@@ -5,8 +5,7 @@ from test_plan import schedule
 
 from stagerun.base.events import Renamed, chained
 from stagerun.plan import PlannedStage, State
-from stagerun.tools.verify.command import ends_before
-from stagerun.tools.verify.proofs import Course, Saved, broken_chains, courses_of, missing, stretches
+from stagerun.tools.verify_proofs import Course, Saved, broken_chains, courses_of, ends_before, missing, stretches
 
 TREE = schedule()
 
@@ -64,25 +63,24 @@ def test_a_chain_goes_on_over_kills_and_into_the_stage_that_starts_there():
     assert broken_chains(TREE, courses) == []
     other = Proof(stage="trunk", iter=10, state="other", chain=trunk[2].chain)
     assert broken_chains(TREE, {**courses, "trunk": Course({**courses["trunk"].proofs, 10: other})}) == [
-        "the proof of `trunk` at iteration 10 does not follow from the one before it"
+        "the proof of `trunk` at iteration 10 does not follow from the previous one"
     ]
     alone = chain("long", "", range(0, 11, 5))
     assert broken_chains(TREE, {**courses, "long": Course({p.iter: p for p in alone})}) == [
-        "the proof of `long` at iteration 0 does not follow from the one before it"
+        "the proof of `long` at iteration 0 does not follow from the previous one"
     ]
     # `early_stop` ended the trunk at 10: what starts from its end starts there.
     short = chain("trunk", "", range(0, 11, 5))
     below = chain("long", short[-1].chain, range(0, 11, 5))
     both = {name: Course({p.iter: p for p in its}) for name, its in (("trunk", short), ("long", below))}
     assert broken_chains(TREE, both) == []
-    assert courses_of([ONE, started("trunk", 0), *trunk[:2], Proof(stage="trunk", iter=5, state="x", chain="y")])[1]
     assert list(courses_of([ONE, started("trunk", 0), *trunk, started("trunk", 0), trunk[0]])[0]["trunk"].proofs) == [0]
     assert courses_of(trunk)[1] == ["the log has proofs of `trunk`, and no run that trained it"]
 
 
 def drawn(course: Course, *there: Saved, number: int = 20, seed: int = 1) -> list[tuple[str | None, int, int, int]]:
     """(base, from, until, workers) of each stretch."""
-    found, _ = stretches(TREE, {"trunk": course}, there, number, seed, how)
+    found, _ = stretches(TREE, {"trunk": course}, there, (number, seed), how)
     return [(one.base.name if one.base else None, one.begins, one.until, one.workers) for one in found]
 
 
@@ -91,7 +89,7 @@ def test_proofs_are_checked_from_the_nearest_snapshot_before():
     assert drawn(course, saved(10), saved(20)) == [(None, 0, 10, 1), ("trunk-10-1", 10, 20, 1)]
     (one,) = drawn(course, number=1, seed=3)
     assert one[0] is None and one[2] in (5, 10, 15, 20) and drawn(course, number=1, seed=3) == [one]
-    (whole,), beyond = stretches(TREE, {"trunk": course}, [], 20, 1, how)
+    (whole,), beyond = stretches(TREE, {"trunk": course}, [], (20, 1), how)
     assert whole.iters == (5, 10, 15, 20) and beyond == 0
 
 
@@ -107,7 +105,7 @@ def test_what_a_return_discarded_is_left_out_and_none_is_trained_over():
     assert [course.number(n) for n in (4, 5, 12)] == [0, 1, 1]
     there = [saved(4), saved(5), saved(8, 1)]
     assert drawn(course, *there) == [(None, 0, 4, 1), ("trunk-8-1", 8, 12, 1)], "4 to 8 lies behind the return"
-    assert stretches(TREE, courses, there, 20, 1, how)[1] == 4
+    assert stretches(TREE, courses, there, (20, 1), how)[1] == 4
     elsewhere, _ = courses_of([*events, ONE, *again[:3], ONE, started("trunk", 4), *way_0[5:]])
     assert elsewhere["trunk"].returns == {}, "on another machine it did not fail"
 
@@ -130,7 +128,7 @@ def test_each_iteration_is_trained_with_the_workers_of_the_life_that_trained_it(
     course = courses_of([*events, *proofs[9:]])[0]["trunk"]
     assert drawn(course, saved(5)) == [(None, 0, 5, 1), ("trunk-5-1", 5, 12, 2)]
     assert drawn(course, saved(4)) == [(None, 0, 4, 1), ("trunk-4-1", 4, 5, 1)], "no snapshot is left where two went on"
-    (elastic,), _ = stretches(TREE, {"trunk": course}, [], 20, 1, lambda run: (2, run.threads))
+    (elastic,), _ = stretches(TREE, {"trunk": course}, [], (20, 1), lambda run: (2, run.threads))
     assert (elastic.until, elastic.workers) == (12, 2)
 
 

@@ -92,7 +92,7 @@ def test_console_lines(capsys):
         "stage 2/2 collapse: iterations 0 to 10, batch 32, from seed 1",
         "stage     iterations  epochs  LR first -> last  decay   augmentation  train loss  top-1    gain   top-5    time",
         "collapse  5           0.25    0.1 -> 0.01       0.0005  mirror        2.3000      19.00 %  +5.00  90.00 %  9 s",
-        "stopped in collapse after iteration 1 (asked to stop), everything is saved: run the same command again to go on",
+        "stopped in collapse after iteration 1 (asked to stop), everything is saved: run the same command again to resume",
     ]
 
 

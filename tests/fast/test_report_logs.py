@@ -85,7 +85,7 @@ def test_tensorboard_that_cant_make_its_files_lets_training_go_on(tmp_path):
     (tmp_path / "trunk").touch()  # where its folder is to be
     said: list[str] = []
     tensorboard(tmp_path, stage_started("trunk"), trained("trunk", range(1, 4)), warned=said)
-    assert len(said) == 1 and "training goes on" in said[0]
+    assert len(said) == 1 and "training continues" in said[0]
     if importlib.util.find_spec("tensorboard"):
         with pytest.raises(StorageError):
             TensorBoard(tmp_path / "trunk", {"trunk": 0}, print)
@@ -93,7 +93,7 @@ def test_tensorboard_that_cant_make_its_files_lets_training_go_on(tmp_path):
 
 def test_the_place_of_a_stage_is_along_its_path():
     plan = make(SCHEDULE + BRANCH + 'ensemble { name: "both" members: ["collapse", "early"] }')
-    assert Opened(plan, Path(), print).places() == {"trunk": 0, "collapse": 8, "early": 8, "both": 12}
+    assert Opened(plan, Path(), print).iterations_before() == {"trunk": 0, "collapse": 8, "early": 8, "both": 12}
 
 
 # -- the command

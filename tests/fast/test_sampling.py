@@ -29,7 +29,7 @@ def make(folder: Path, indexed: bool = True) -> str:
     labels = np.random.default_rng(1).permutation(np.repeat(np.arange(4), SIZES)).tolist()
     write_lmdb(str(folder / "lmdb"), [raw(np.full((4, 4, 1), label, np.uint8), label) for label in labels])
     if indexed:
-        assert stagerun(["data", "index", "lmdb"], folder).exit_code == 0
+        assert stagerun(["data", "verify", "--index", "lmdb"], folder).exit_code == 0
     return str(folder / "lmdb")
 
 
@@ -86,7 +86,7 @@ def test_without_a_side_file_it_says_what_makes_one(tmp_path):
     records = LmdbSource(made.data.train.path)
     with pytest.raises(DataError, match="needs the labels of all records") as error:
         training_loader(records, made, made.stages[0])
-    assert error.value.hint == f"make it with `stagerun data index {records.name}`"
+    assert error.value.hint == f"make it with `stagerun data verify --index {records.name}`"
 
 
 def test_it_is_looked_at_before_a_run_in_a_stage_that_is_else_like_another(tmp_path):

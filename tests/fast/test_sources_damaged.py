@@ -7,7 +7,7 @@ import pytest
 from facade import DataError, SourceOptions, StagerunError, open_source
 from test_sources_pixels import idx
 from test_sources_records import BODIES, image, imagenet, packed, record
-from test_sources_tar import TRUTHS, put, tar, val
+from test_sources_tar import put, tar
 
 SEEDS = {
     "inner.tar": tar(*((f"n0000000{c}.tar", tar(("a.JPEG", b"x" * 700), ("b.JPEG", b"y"))) for c in (1, 2, 3))),
@@ -16,7 +16,6 @@ SEEDS = {
     "x.rec": b"".join(packed(image(float(i), i, body)) for i, body in enumerate(BODIES)),
     "train-images-idx3-ubyte": idx(np.zeros((12, 5, 7), np.uint8)),
     "list.txt": b"a/1.jpg 0\nb/2.jpg 1\nc d/3.jpg 2\n",
-    "truth": TRUTHS["name and synset"].encode(),
 }
 
 
@@ -35,7 +34,7 @@ def test_damage_ends_in_a_message(tmp_path, name):
         image_file = tmp_path / line.rpartition(b" ")[0].decode()
         image_file.parent.mkdir(exist_ok=True)
         image_file.write_bytes(b"abc")
-    path, archive = tmp_path / name, val(tmp_path)
+    path = tmp_path / name
     chance = random.Random(name)
     opened = refused = 0
     for _ in range(120):
@@ -49,10 +48,7 @@ def test_damage_ends_in_a_message(tmp_path, name):
             with_right_checksums(data)
         put(path, bytes(data))
         try:
-            if name == "truth":
-                source = open_source(archive, SourceOptions(ground_truth=str(path)))
-            else:
-                source = open_source(str(path), SourceOptions())
+            source = open_source(str(path), SourceOptions())
         except StagerunError as error:
             assert error.render()
             refused += 1

@@ -1,8 +1,6 @@
-"""CIFAR's binary version and IDX pairs: the right pixels under the right labels, and nothing pickled."""
+"""CIFAR's binary version and IDX pairs: the right pixels under the right labels."""
 
 import gzip
-import pickle
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -35,87 +33,45 @@ def ten(folder: Path) -> dict[str, np.ndarray]:
     return pictures
 
 
-def packed(folder: Path, path: Path, mode: str = "w:gz") -> str:
-    with tarfile.open(path, mode) as archive:
-        archive.add(folder, folder.name)
-    return str(path)
-
-
 def pixels(source: Any, i: int) -> np.ndarray:
     found = source.read(i).array
     assert found.dtype == np.uint8 and found.flags.c_contiguous
     return np.asarray(found)
 
 
-def test_cifar10_from_its_folder_the_folder_above_and_the_archive(tmp_path):
-    folder = tmp_path / "data" / "cifar-10-batches-bin"
+def test_cifar10(tmp_path):
+    folder = tmp_path / "cifar-10-batches-bin"
     pictures = ten(folder)
-    archive, plain = packed(folder, tmp_path / "c.tar.gz"), packed(folder, tmp_path / "c.tar", "w")
-    signatures = set()
-    named = SourceOptions(format="cifar")
-    for path, options in ((folder, NONE), (folder.parent, NONE), (archive, NONE), (plain, named)):
-        source = open_source(str(path), options)
-        assert source.kind == "cifar" and len(source) == 15 and source.classes[9] == "class9"
-        assert [source.item(i).label for i in range(15)] == [0, 9, 0, 1, 9, 0, 2, 9, 0, 3, 9, 0, 4, 9, 0]
-        assert source.item(7).name == "data_batch_3/00001"
-        np.testing.assert_array_equal(pixels(source, 7), pictures["data_batch_3.bin"][1][:, :, ::-1])
-        signatures.add(source.signature)
-    assert len(signatures) == 1
+    source = open_source(str(folder), NONE)
+    assert source.kind == "cifar" and len(source) == 15 and source.classes[9] == "class9"
+    assert [source.item(i).label for i in range(15)] == [0, 9, 0, 1, 9, 0, 2, 9, 0, 3, 9, 0, 4, 9, 0]
+    assert source.item(7).name == "data_batch_3/00001"
+    np.testing.assert_array_equal(pixels(source, 7), pictures["data_batch_3.bin"][1][:, :, ::-1])
     for split in ("test", "val"):
-        source = open_source(archive, SourceOptions(split=split))
+        source = open_source(str(folder), SourceOptions(split=split))
         assert [source.item(i).label for i in range(3)] == [5, 9, 0] and len(source) == 3
 
 
 def test_cifar100_has_the_fine_labels(tmp_path):
-    folder = tmp_path / "cifar-100-binary"
-    folder.mkdir()
     data, pictures = rows(2, 2, [99, 4])
-    (folder / "train.bin").write_bytes(data)
-    (folder / "fine_label_names.txt").write_text("\n".join(f"c{i}" for i in range(100)))
-    for path in (str(folder), packed(folder, tmp_path / "c.tar.gz")):
-        source = open_source(path, NONE)
-        assert [source.item(i).label for i in range(2)] == [99, 4] and source.classes[99] == "c99"
-        assert source.item(1).name == "train/00001"
-        np.testing.assert_array_equal(pixels(source, 0), pictures[0][:, :, ::-1])
-        assert "test.bin missing" in refused(path, split="test")
-
-
-class Bomb:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return (pytest.fail, ("a pickle was read",))
-
-
-@pytest.mark.parametrize("name", ["cifar-10-batches-py", "cifar-100-python"])
-def test_the_python_version_is_refused_and_not_unpickled(tmp_path, name):
-    folder = tmp_path / name
-    folder.mkdir()
-    for file in ("data_batch_1", "test_batch", "batches.meta") if "10-" in name else ("train", "test", "meta"):
-        (folder / file).write_bytes(pickle.dumps(Bomb()))
-    assert "pickled" in refused(packed(folder, tmp_path / "c.tar.gz"), UsageError)
-    assert "binary version" in refused(tmp_path, UsageError)
+    (tmp_path / "train.bin").write_bytes(data)
+    (tmp_path / "fine_label_names.txt").write_text("\n".join(f"c{i}" for i in range(100)))
+    source = open_source(str(tmp_path), NONE)
+    assert [source.item(i).label for i in range(2)] == [99, 4] and source.classes[99] == "c99"
+    assert source.item(1).name == "train/00001"
+    np.testing.assert_array_equal(pixels(source, 0), pictures[0][:, :, ::-1])
+    assert "test.bin" in refused(tmp_path, split="test")
 
 
 def test_damaged_cifar(tmp_path):
     folder = tmp_path / "cifar-10-batches-bin"
     ten(folder)
-    archive = Path(packed(folder, tmp_path / "c.tar.gz"))
-    archive.write_bytes(archive.read_bytes()[:-3000])
-    assert "can't be unpacked" in refused(archive)
     (folder / "data_batch_2.bin").write_bytes((folder / "data_batch_2.bin").read_bytes()[:-1])
-    assert "not a whole number of rows of 3073" in refused(folder)
+    assert "not a whole number of pictures" in refused(folder)
     (folder / "data_batch_2.bin").write_bytes(b"\x0b" + bytes(3072))
-    assert "picture 3 has label 11" in refused(folder)
+    assert "the labels go to 11" in refused(folder)
     (folder / "data_batch_2.bin").unlink()
-    assert "data_batch_2.bin missing" in refused(folder)
-    ten(tmp_path / "x" / "cifar-10-batches-bin")
-    (tmp_path / "x" / "cifar-10-batches-bin" / "batches.meta.txt").write_text("cat\n")
-    assert "1 names, not 10" in refused(tmp_path / "x" / "cifar-10-batches-bin")
-
-
-def test_a_gzipped_tar_of_something_else(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "1.jpg").write_bytes(b"x" * 1000)
-    assert "can't be read in place" in refused(packed(tmp_path / "a", tmp_path / "x.tar.gz"))
+    assert "data_batch_2.bin: can't be read" in refused(folder)
 
 
 # IDX
@@ -152,7 +108,7 @@ def test_a_pair_is_found_by_name(tmp_path, images, labels):
         assert source.kind == "idx" and len(source) == 12 and source.classes == ()
         assert source.item(7).label == 7 and source.item(7).name == images.removesuffix(".gz") + "/00007"
         np.testing.assert_array_equal(pixels(source, 7), PICTURES[7][:, :, None])
-    assert "t10k-images-idx3-ubyte" in refused(tmp_path, split="test")
+    assert "0 files of the split `test`" in refused(tmp_path, split="test")
 
 
 def test_the_test_split_is_t10k(tmp_path):
@@ -160,50 +116,39 @@ def test_the_test_split_is_t10k(tmp_path):
         (tmp_path / f"{split}-images-idx3-ubyte").write_bytes(idx(PICTURES[:n]))
         (tmp_path / f"{split}-labels-idx1-ubyte").write_bytes(idx(LABELS[:n]))
     assert [len(open_source(str(tmp_path), SourceOptions(split=s))) for s in ("train", "val", "test")] == [3, 2, 2]
-    with pytest.raises(UsageError, match=r"--split test means nothing here: .* is one file"):
+    with pytest.raises(UsageError, match="--split means nothing for"):
         open_source(str(tmp_path / "train-images-idx3-ubyte"), SourceOptions(split="test"))
-
-
-def test_a_pair_whose_names_do_not_match(tmp_path):
-    images, labels = tmp_path / "pictures", tmp_path / "classes.gz"
-    images.write_bytes(idx(PICTURES))
-    labels.write_bytes(gzip.compress(idx(LABELS), mtime=0))
-    assert "--labels" in refused(images)
-    assert len(open_source(str(images), SourceOptions(labels=str(labels)))) == 12
-    assert "which are not pictures" in refused(labels)
-    labels.write_bytes(gzip.compress(idx(LABELS[:5]), mtime=0))
-    assert "not images and their labels" in refused(images, labels=str(labels))
 
 
 WHOLE = idx(LABELS)
 
 
 @pytest.mark.parametrize(
-    "data, words",
+    "data",
     [
-        (bytes([0, 0, 8, 3]) + b"\xff" * 12, "more than 4 GiB"),
-        (bytes([0, 0, 8, 200]) + b"\xff" * 800, "200 dimensions"),
-        (bytes([0, 0, 8, 4]) + b"\0\0\0\1" * 4 + b"x", "4 dimensions"),
-        (bytes([0, 0, 8, 3]) + b"\0\0\0\0" + b"\xff" * 8, "there is nothing in it"),
-        (bytes([0, 0, 8, 3]) + b"\0\0\0\1" * 2, "ends within its header"),
-        (WHOLE[:6], "ends within its header"),
-        (WHOLE[:-1], "another"),
-        (WHOLE + b"\0", "another"),
-        (b"", "not an IDX"),
-        (b"\0\0\x0d\1" + WHOLE[4:], "not an IDX"),
-        (gzip.compress(WHOLE, mtime=0)[:-9], "can't be read"),
-        (gzip.compress(WHOLE, mtime=0)[:12] + b"\xff\xff" + gzip.compress(WHOLE, mtime=0)[14:], "can't be read"),
+        bytes([0, 0, 8, 3]) + b"\xff" * 12,
+        bytes([0, 0, 8, 200]) + b"\xff" * 800,
+        bytes([0, 0, 8, 4]) + b"\0\0\0\1" * 4 + b"x",
+        bytes([0, 0, 8, 3]) + b"\0\0\0\0" + b"\xff" * 8,
+        bytes([0, 0, 8, 3]) + b"\0\0\0\1" * 2,
+        WHOLE[:6],
+        WHOLE[:-1],
+        WHOLE + b"\0",
+        WHOLE,
+        b"",
+        b"\0\0\x0d\1" + WHOLE[4:],
+        gzip.compress(WHOLE, mtime=0)[:-9],
+        gzip.compress(WHOLE, mtime=0)[:12] + b"\xff\xff" + gzip.compress(WHOLE, mtime=0)[14:],
     ],
 )
-def test_a_damaged_idx_file(tmp_path, data, words):
+def test_a_damaged_idx_file(tmp_path, data):
     path = put_pair(tmp_path, images=data)
-    assert words in refused(path, format="idx")
+    refused(path, format="idx")
     path.write_bytes(gzip.compress(data, mtime=0))
-    assert words in refused(path, format="idx") or data[:2] == b"\x1f\x8b"
+    refused(path, format="idx")
 
 
-def test_a_small_gzip_that_would_fill_the_memory_is_not_unpacked(tmp_path):
-    head = idx(np.zeros((1, 64, 64), np.uint8))[:16]
-    path = put_pair(tmp_path, images=gzip.compress(head[:4] + (1 << 20).to_bytes(4, "big") + head[8:]))
-    text = refused(path, format="idx")
-    assert "more than 1 GiB" in text and "gunzip" in text
+def test_a_small_gzip_that_would_fill_the_memory_is_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr("stagerun.tools.data.importer.LARGEST", 1 << 16)
+    path = put_pair(tmp_path, images=gzip.compress(idx(np.zeros((12, 100, 100), np.uint8))))
+    assert "or larger than" in refused(path, format="idx")

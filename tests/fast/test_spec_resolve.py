@@ -132,7 +132,7 @@ def test_any_number_of_wrong_sets():
 
 def test_a_set_for_all_that_reaches_no_stage_is_a_mistake():
     for name in ("solver.max_iter", "solver.max_epoch", "solver.base_lr"):
-        assert messages(changes=(f"{name}=3",)) == [f"`{name}` reaches no stage: each sets its own"]
+        assert messages(changes=(f"{name}=3",)) == [f"`{name}` reaches no stage: each overrides it"]
     # Nothing is said of it beside a file that can't be read.
     assert not any("reaches" in m for m in messages(a="base_lr: 0.1 max_iter: ", changes=("solver.max_iter=9",)))
 

@@ -110,7 +110,7 @@ def test_a_stage_that_its_sweeps_fill_needs_no_file():
     for missing in (f'{low} sweep {{ name: "same" }}', f'solver: "probe.prototxt" {low} {high}'):
         with pytest.raises(RecipeError, match="1 mistake") as caught:
             read(f'stage {{ name: "probe" {missing} }}')
-        assert "probe.prototxt: there is no such file" in caught.value.problems[0].message
+        assert "probe.prototxt: no such file" in caught.value.problems[0].message
 
 
 def test_set_for_the_group_and_for_one_of_it():

@@ -7,15 +7,13 @@ from collections.abc import Callable, Iterator
 from itertools import count, product
 from pathlib import Path
 
-import contract
 import disks
 import pytest
-import tiny
 from disks import Folder, Hook, HookedDisk, Killed, ModelDisk, failing, killed
 from facade import PermissionDenied, SnapshotRef, StorageError
 
 from stagerun import store
-from stagerun.store import Disk, Inventory, LocalDisk, local_kind, lost_with
+from stagerun.store import Disk, Inventory, LocalDisk, local_kind
 
 MOUNTS = [
     *(("/", "ext4"), ("/home", "nfs4"), ("/home/a/scratch", "xfs"), ("/lustre", "lustre"), ("/with space", "tmpfs")),
@@ -44,16 +42,6 @@ def test_a_link_is_followed(tmp_path):
     (tmp_path / "link").symlink_to("/lustre/out")
     assert local_kind(tmp_path, MOUNTS) == "ext4" and local_kind(tmp_path / "link", MOUNTS) == ""
     assert local_kind(Path("/dev/shm")) in ("tmpfs", "")
-
-
-def test_a_plan_for_several_hosts_says_what_a_path_of_one_means(tmp_path, monkeypatch):
-    schedule = tiny.make_schedule(tmp_path / "s", tmp_path)
-    text = lost_with(Path("/dev/shm/out"), "tmpfs", "")
-    assert "(tmpfs) of its first host alone: if that host is lost, the run can't go on" in text
-    for nodes, out, said in (("2", "/dev/shm/out", True), ("1", "/dev/shm/out", False), ("2", "/proc/out", False)):
-        monkeypatch.setenv("SLURM_JOB_NUM_NODES", nodes)
-        plan = contract.stagerun(["plan", schedule, "--out", out], tmp_path).output
-        assert (text in plan) is said, plan
 
 
 # -- Whatever fails or stops at whatever call, the store has the snapshots from before or one more, and goes on

@@ -5,7 +5,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import audited
@@ -14,7 +14,6 @@ from facade import FolderInUseError, StorageError
 
 from stagerun import store
 from stagerun.store import LocalDisk, Lock
-from stagerun.tools.rehearse.throw_away import claim
 
 
 def test_released_it_is_free_and_the_file_stays(tmp_path):
@@ -65,13 +64,9 @@ def test_while_it_tries_again_the_lock_may_come_free_or_get_the_name_of_its_hold
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_file_system_without_locks_is_refused_for_what_nothing_else_decides(tmp_path, code):
-    with audited.no_flock(code), ExitStack() as stack:
-        with Lock(tmp_path) as lock:
-            assert not lock.held
-        with pytest.raises(StorageError, match="has no locks") as caught:
-            claim(tmp_path / "x", "work", stack)
-    assert "flock" in caught.value.hint
+def test_nothing_is_held_on_a_file_system_without_locks(tmp_path, code):
+    with audited.no_flock(code), Lock(tmp_path) as lock:
+        assert not lock.held
 
 
 @pytest.mark.parametrize("folder, lock", [(0o755, 0o600), (0o777, 0o660), (0o2775, 0o660), (0o700, 0o600)])
@@ -110,31 +105,3 @@ def test_prepare_where_a_file_is(tmp_path):
     with pytest.raises(StorageError, match="Not a directory") as caught:
         store.prepare(LocalDisk(), tmp_path / "out")
     assert "--out" in caught.value.hint
-
-
-# ---- the folder of a command that leaves nothing
-
-
-def test_who_waited_for_a_lock_that_was_deleted_holds_nothing(tmp_path):
-    """Between the opening of the lock's file and the lock its holder leaves, and another comes."""
-    folder, first, others = tmp_path / "x", ExitStack(), ExitStack()
-    claim(folder, "work", first)
-
-    def late() -> None:
-        first.close()
-        assert not folder.exists()
-        (claim(folder, "work", others) / "theirs").touch()
-
-    with audited.once("fcntl.flock", lambda *_: True, late), pytest.raises(FolderInUseError), ExitStack() as mine:
-        claim(folder, "work", mine)
-    assert (folder / "work" / "theirs").exists()
-    others.close()
-    assert not folder.exists()
-
-
-def test_a_folder_that_is_left_before_its_lock_is_opened_is_made_again(tmp_path):
-    folder, first = tmp_path / "x", ExitStack()
-    claim(folder, "work", first)
-    with audited.once("open", lambda path, *_: str(path) == str(folder / "lock"), first.close), ExitStack() as mine:
-        assert claim(folder, "work", mine).is_dir()
-    assert not folder.exists()

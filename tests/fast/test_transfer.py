@@ -78,16 +78,16 @@ WRAPPED = {f"module.{name}": shape for name, shape in FILE.items()}
 @pytest.mark.parametrize(
     ("file", "given", "message", "hint"),
     [
-        (OTHER_HEAD, weights(), "2 tensors of w.pt have another shape: `fc.weight` 1000 x 3 there and 10 x 3 here, `fc.bias` 1000 there and 10 here",
+        (OTHER_HEAD, weights(), "2 tensors of w.pt have another shape: `fc.weight` 1000 x 3 in the file, 10 x 3 in the network, `fc.bias` 1000 in the file, 10 in the network",
          'write `drop: "fc.*"` to leave them out'),
         (OTHER_HEAD, weights(strict=False), "2 tensors of w.pt have another shape", 'write `drop: "fc.*"` to leave them out'),
         ({**FILE, "head.weight": (1,)}, weights(), "1 tensor of w.pt is not in the network: `head.weight`", 'write `drop: "head.*"` to leave it out'),
-        ({"conv.weight": (2, 3)}, weights(), "w.pt lacks 2 tensors of the network: `fc.weight`, `fc.bias`", 'write `drop: "fc.*"` to draw them anew'),
-        (FILE, weights(drop=("fx.*",)), '`drop: "fx.*"` fits no tensor of the network, and none of w.pt', "did you mean"),
+        ({"conv.weight": (2, 3)}, weights(), "w.pt lacks 2 tensors of the network: `fc.weight`, `fc.bias`", 'write `drop: "fc.*"` to draw them from the seed'),
+        (FILE, weights(drop=("fx.*",)), '`drop: "fx.*"` fits no tensor of the network or of w.pt', "did you mean"),
         (FILE, weights(rename=(recipe.Rename(from_="modul.*", to="*"),)), '`from: "modul.*"` fits no tensor of w.pt', "named like `conv.weight`"),
-        (WRAPPED, weights(), "no tensor of w.pt is one of the network", 'write `rename { from: "module.*" to: "*" }`'),
-        (WRAPPED, weights(strict=False), "no tensor of w.pt is one of the network", 'write `rename { from: "module.*" to: "*" }`'),
-        ({"encoder.w": (3,)}, weights(), "no tensor of w.pt is one of the network", "its tensors are named like `encoder.w`, and the network's like `conv.weight`"),
+        (WRAPPED, weights(), "w.pt has no tensor of the network", 'write `rename { from: "module.*" to: "*" }`'),
+        (WRAPPED, weights(strict=False), "w.pt has no tensor of the network", 'write `rename { from: "module.*" to: "*" }`'),
+        ({"encoder.w": (3,)}, weights(), "w.pt has no tensor of the network", "its tensors are named like `encoder.w`, and the network's like `conv.weight`"),
         ({"a.fc.bias": (10,), **FILE}, weights(rename=(recipe.Rename(from_="a.*", to="*"),)), "`a.fc.bias` and `fc.bias` of w.pt both become `fc.bias`", ""),
     ],
 )  # fmt: skip

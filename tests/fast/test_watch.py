@@ -11,9 +11,8 @@ import pytest
 from facade import Limits, Pulse, Section
 
 from stagerun.command.shared import limits
-from stagerun.launch.watch.judge import SLOW, WINDOW, Pace, Seen, judge, quiet, tick
-from stagerun.launch.watch.monitor import shortened
-from stagerun.launch.watch.peers import Peers
+from stagerun.launch.judge import SLOW, WINDOW, Pace, Peers, Seen, judge, quiet, tick
+from stagerun.launch.monitor import shortened
 from stagerun.system.pulse import SIZE, Beat, beating, read
 
 ITERATION, EVALUATION, SAVE, START = Section.ITERATION, Section.EVALUATION, Section.SAVE, Section.START
@@ -98,7 +97,7 @@ def test_ranks_that_no_one_watches_are_waited_for_as_long_as_anything_may_take()
     watched = [seen(0, 1801, True), seen(2, 1800, True)]
     verdict = judge(watched, 4, Limits())
     assert verdict is not None and not verdict.guilty
-    assert "for others, of which some are not watched: rank 1 and rank 3" in verdict.message()
+    assert "for others, some of them without a monitor: rank 1 and rank 3" in verdict.message()
     assert judge([watched[0], seen(2, 1799, True)], 4, Limits()) is None
     assert judge([watched[0], seen(2, 59, slowest=1.0)], 4, Limits()) is None, "they get on"
     assert judge(watched, 4, Limits({SAVE: 7200.0})) is None
@@ -135,7 +134,7 @@ was in section iteration, `cyc1` at or after iteration 512"""
 )
 def test_what_is_said(one, text):
     said = message([seen(0, 70, True), replace(one, stack="File x\nFile y")])
-    assert text in said and "hint: run the same command again: it goes on from the newest snapshot" in said
+    assert text in said and "hint: run the same command again: it resumes from the newest snapshot" in said
     assert f"--timeout {one.section.value}=TIME" in said
     assert "  the Python stack of this rank, the newest call first:\n    File x\n    File y\n" in said
 

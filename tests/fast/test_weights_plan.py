@@ -35,7 +35,9 @@ def test_a_stages_own_network_is_its_identity():
     (change,) = plan.stages[1].changes
     assert (change.field, change.old, change.new) == ("model.num_classes", "10", "7")
     assert change.span is not None and change.span.path.endswith("long.prototxt")
-    assert "7 classes, and `trunk` has 10: its head is drawn anew" in render_text(make_plan(other, inventory()))
+    assert "7 classes, and `trunk` has 10: its head starts from random weights" in render_text(
+        make_plan(other, inventory())
+    )
 
 
 def test_freezing_makes_a_stage_stale_and_a_file_counts_by_its_digest_alone():
@@ -72,4 +74,4 @@ def test_a_state_from_the_stages_end_is_a_mistake_at_its_field():
             make_plan(begun(iter), inventory())
         (problem,) = error.value.problems
         assert (problem.span.path, problem.span.line) == ("trunk.prototxt", 3)
-        assert f"is of iteration {iter}, and stage `trunk` ends at 20" in problem.message
+        assert f"has iteration {iter}, and stage `trunk` ends at 20" in problem.message

@@ -19,10 +19,10 @@ from facade import Determinism, Event, Knobs, PeerError, Solver, StageLoop, Sync
 from torch import Tensor, nn
 
 from stagerun.comm import SoloComm
-from stagerun.engine.feed import Ahead
+from stagerun.engine.images import Ahead
 from stagerun.wire import asynchronous
 from stagerun.wire.asynchronous import Asynchronous
-from stagerun.wire.server import Record
+from stagerun.wire.replay import Record
 
 LONG_S = 20.0
 ITERATIONS, SNAPSHOT = 24, 10

@@ -25,17 +25,17 @@ def layer_with(blob: bytes) -> bytes:
 # What is said of each, and the file.
 LIES = {
     "ends too early": binary.net_bytes("n", [(layer_bytes("a", ""), [np.ones(9, np.float32)])])[:-3],
-    "a field says 4294967295 bytes": b"\xa2\x06\xff\xff\xff\xff\x0f",
-    "says 4611686018427387904 x 4": layer_with(field(7, field(1, b"\x80\x80\x80\x80\x80\x80\x80\x80\x40\x04"))),
+    "a field claims 4294967295 bytes": b"\xa2\x06\xff\xff\xff\xff\x0f",
+    "claims 4611686018427387904 x 4": layer_with(field(7, field(1, b"\x80\x80\x80\x80\x80\x80\x80\x80\x40\x04"))),
     "which is 4 numbers, and has 3": layer_with(b"\x2a\x0c" + bytes(12) + b"\x3a\x03\x0a\x01\x04"),
     "-1 x -1": layer_with(b"\x2a\x04" + bytes(4) + field(7, field(1, (b"\xff" * 9 + b"\x01") * 2))),
     "more than 32 axes": layer_with(b"\x2a\x04" + bytes(4) + field(7, field(1, b"\x01" * 33))),
-    "something else than numbers": layer_with(b"\x2a\x03" + bytes(3)),
+    "something other than numbers": layer_with(b"\x2a\x03" + bytes(3)),
     "more than 100000 fields": b"\xa2\x06\x00" * 1_000_000,
     "more than 100000 blobs": field(100, b"\x3a\x00" * 60_000) * 2,
     "two layers with blobs are called `a`": layer_with(binary.blob_bytes(np.ones(1, np.float32))) * 2,
     "has no end": b"\xff" * 100,
     "is not text": field(100, field(1, b"\xff\xfe")),
-    "stands no field": b"\x00\x00",
+    "does not start a field": b"\x00\x00",
     "fields in one message": layer_with((b"\x2d" + bytes(4) + b"\x08\x01") * 2_000_000),
 }  # fmt: skip

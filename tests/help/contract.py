@@ -4,7 +4,7 @@ A case of tests/cases is a text of sections. What stands above the first says wh
 folder in which the commands run; the last, `-- transcript --`, has lines `$ stagerun ...`, below each what it prints and, where the
 exit code is not 0, `[CODE]`. `$ cat FILE` and `$ replace FILE OLD NEW` look at a file and edit one; `case_files` has more. `...` stands for
 anything within a line.
-`scripts/golden` writes transcripts anew.
+`scripts/dev golden` writes transcripts anew.
 """
 
 import os
@@ -84,7 +84,7 @@ class Case:
 def check(path: Path, folder: Path, command: Command = in_process, prepare: Prepare | None = None) -> None:
     """That the case's commands print what it says."""
     case = Case.read(path)
-    assert case.played(folder, command, prepare) == case.transcript, "run scripts/golden and read the difference"
+    assert case.played(folder, command, prepare) == case.transcript, "run scripts/dev golden and read the difference"
 
 
 def rewrite(paths: Iterable[Path], command: Command = in_process, prepare: Prepare | None = None) -> None:

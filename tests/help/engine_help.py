@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from stagerun.comm import Comm, runs_of
 from stagerun.comm.group import GRADIENTS
-from stagerun.engine.mixing import Mixing
+from stagerun.engine.losses import Mixing
 from stagerun.models import BatchNorm2d
 
 CPU = torch.device("cpu")

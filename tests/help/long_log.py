@@ -7,14 +7,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 
-from facade import Event, Note
-from facade import picture as drawn
+from facade import Event, Note, chart
 from log_help import evaluated, finished, run_started, stage_started
 
 
 def write_log(
     out: Path,
-    picture: drawn.Picture,
+    picture: chart.Picture,
     *,
     share: float = 1.0,
     tests: int = 12,
@@ -24,7 +23,7 @@ def write_log(
 ) -> Path:
     """`share` of all iterations is done; `tests` in each stage; `restarts` of the process, evenly."""
     out.mkdir(parents=True, exist_ok=True)
-    stages = [stage for stage in picture.stages if stage.enabled]
+    stages = [stage for stage in picture.stages.values() if stage.enabled]
     count = sum(stage.iterations for stage in stages)
     lives = [round(share * count * n / (restarts + 1)) for n in range(1, restarts + 1)]
     with open(out / "log.jsonl", "w", encoding="utf-8") as file:
@@ -38,7 +37,7 @@ def line(time: float, event: Event) -> str:
 
 
 def _lines(
-    picture: drawn.Picture, stages: list[drawn.StagePicture], left: int, tests: int, random: Random, lives: list[int],
+    picture: chart.Picture, stages: list[chart.StagePicture], left: int, tests: int, random: Random, lives: list[int],
     ema: bool,
 ) -> Iterator[str]:  # fmt: skip
     names, clock, done = tuple(stage.name for stage in stages), 1e9, 0
@@ -46,9 +45,9 @@ def _lines(
     for stage in stages:
         if not left:
             return
-        start = f"{stage.parent}-{stage.parent_iter or 0:08d}-a0001" if stage.parent else "seed 1"
-
-        begun = stage_started(stage.name, max_iter=stage.iterations, start=start, batch_size=stage.batch_size)
+        start = f"{stage.parent.name}-{stage.parent_iter:08d}-a0001" if stage.parent else "seed 1"
+        batch = int(stage.settings["batch"][0][1])
+        begun = stage_started(stage.name, max_iter=stage.iterations, start=start, batch_size=batch)
         yield line(clock, begun)
         rates, at = stage.line(), 0
         every = max(1, stage.iterations // tests) if tests else stage.iterations + 1
@@ -56,12 +55,12 @@ def _lines(
             clock += 0.25
             while at + 1 < len(rates) and rates[at + 1][0] <= i - 1:
                 at += 1
-            epoch = (stage.begin_own + i * stage.batch_size) / stage.images
+            epoch = stage.begin + i * stage.each
             fall = math.exp(-epoch / 20)
             loss = 1.2 + 5.5 * fall + 0.15 * random.random() + 8 * rates[at][1] / (1 + epoch)
             yield (
                 f'{{"time": {clock!r}, "event": "Iterated", "stage": "{stage.name}", "iter": {i}, "epoch": {epoch!r}, "lr": {rates[at][1]!r}, '
-                f'"momentum": 0.9, "weight_decay": 0.0001, "loss": {loss:.4f}, "images": {stage.batch_size}, "seconds": 0.25, '
+                f'"momentum": 0.9, "weight_decay": 0.0001, "loss": {loss:.4f}, "images": {batch}, "seconds": 0.25, '
                 '"update_seconds": 0.01}\n'
             )
             if done + i in lives:

@@ -12,7 +12,18 @@ import numpy as np
 import pytest
 import simplejpeg
 from click.testing import CliRunner
-from facade import DataError, Datum, ListRecords, Loader, SourceOptions, StagerunError, Training, Transform, open_source
+from facade import (
+    DataError,
+    Datum,
+    ListRecords,
+    Loader,
+    SourceOptions,
+    StagerunError,
+    Training,
+    Transform,
+    open_source,
+    write_lmdb,
+)
 from numpy.typing import NDArray
 
 from stagerun.cli import main
@@ -74,13 +85,9 @@ def records(path: Path | str) -> dict[bytes, bytes]:
 def prepared(files: Sequence[bytes]) -> list[bytes]:
     """What `data import --prepare` makes of these JPEGs; nothing on a machine that can't."""
     with tempfile.TemporaryDirectory() as name:
-        folder, out = Path(name, "images"), f"{name}/out"
-        folder.mkdir()
-        for i, data in enumerate(files):
-            (folder / f"{i}.jpg").write_bytes(data)
-        (folder / "list.txt").write_text("".join(f"{i}.jpg 0\n" for i in range(len(files))))
-        words = ["data", "import", str(folder / "list.txt"), out, "--no-shuffle", "--prepare"]
-        done = CliRunner().invoke(main, words)
+        folder, out = f"{name}/lmdb", f"{name}/out"
+        write_lmdb(folder, [stored(data) for data in files])
+        done = CliRunner().invoke(main, ["data", "import", folder, out, "--prepare"])
         if done.exit_code == 64 and "can't prepare JPEGs" in done.output:
             return []
         assert done.exit_code == 0, done.output
@@ -89,11 +96,12 @@ def prepared(files: Sequence[bytes]) -> list[bytes]:
 
 def refused(path: Path | str, kind: type[StagerunError] = DataError, **options: str) -> str:
     """What is said of a source that `data import` doesn't take."""
+    format = options.pop("format", None)
     with pytest.raises(kind) as error:
-        open_source(str(path), SourceOptions(**options))
+        open_source(str(path), SourceOptions(**options), format)
     text = error.value.render()
     assert "hint: " in text
-    assert any(str(file) in text for file in (path, *options.values(), Path(path).with_suffix(".lst")))
+    assert any(str(file) in text for file in (path, *options.values()))
     return text
 
 

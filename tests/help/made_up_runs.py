@@ -103,6 +103,7 @@ class Story:
             best=max(members, key=lambda m: self.top1[m]), best_top1=max(self.top1[m] for m in members),
             mean_top1=sum(self.top1[m] for m in members) / len(members),
             snapshots=tuple(self.ids[m] for m in members), batch_norm_iter=0, tested_on=f"/data/val_lmdb {TRANSFORM}",
+            alone=tuple(self.top1[m] for m in members),
         )  # fmt: skip
         self.write(tested)
         (self.out / "results" / "ensembles" / f"{name}.json").write_text(json.dumps(asdict(tested)))

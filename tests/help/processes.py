@@ -131,7 +131,7 @@ def free_port() -> int:
 def is_monitor(pid: int) -> bool:
     """Whether it only watches a worker, and dies with it."""
     with contextlib.suppress(OSError):
-        return b"stagerun.launch.watch.monitor" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"stagerun.launch.monitor" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 

@@ -1,4 +1,4 @@
-"""What a user's type checker sees of the library: scripts/check reads this file, and nothing runs it."""
+"""What a user's type checker sees of the library: scripts/dev check reads this file, and nothing runs it."""
 
 from typing_extensions import assert_type
 

@@ -129,8 +129,6 @@ if __name__ == "__main__":
         "__main__",
         "models.torchvision",
         "tools.lsp",
-        "tools.view",
-        "logs.wandb",
     )
     for module in pkgutil.walk_packages(stagerun.__path__, "stagerun."):
         if not module.name.startswith(tuple(f"stagerun.{name}" for name in without)):

@@ -11,9 +11,9 @@ def test_a_file_that_lies_is_refused_in_bounded_memory(tmp_path):
     for i, data in enumerate(LIES.values()):
         (tmp_path / str(i)).write_bytes(data)
     code = (
-        "import sys\nfrom pathlib import Path\nfrom stagerun.caffe import blob_names\n"
+        "import sys\nfrom pathlib import Path\nfrom stagerun.caffe import binary\n"
         "for path in sys.argv[1:]:\n"
-        "    try:\n        blob_names.shapes(Path(path).read_bytes())\n        print('read')\n"
+        "    try:\n        binary.shapes(Path(path).read_bytes())\n        print('read')\n"
         "    except ValueError as error:\n        print(error)\n"
     )
     done = subprocess.run(

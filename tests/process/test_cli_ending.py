@@ -116,8 +116,8 @@ def foreign(base: Path) -> dict[str, list[Path | str]]:
         "failed": ["status", base / "out"],
         "made_up": ["report", base / "out"],
         "nothing": ["status", "--snapshots", base / "out"],
-        "not a Caffe Datum": ["data", "index", base / "db", "--classes", base / "names", "--max-bad", "1"],
-        "cat": ["data", "info", base / "db"],
+        "not a Caffe Datum": ["data", "verify", "--index", base / "db", "--classes", base / "names", "--max-bad", "1"],
+        "cat": ["data", "info", base / "db", "--classes"],
         "]0;owned": ["data", "verify", base / "db"],
         "lr_policy": ["check", base / "bad"],
         "no such": ["check", base / f"gone{ESC}"],
@@ -158,10 +158,10 @@ def test_closed_streams_and_sockets_that_warn(data, tmp_path):
 
 
 LIMITS = {
-    "OSError(24, 'Too many open files')": (74, "have 4096 open here", "ulimit -n"),
-    "MemoryError()": (74, "1.0 TB of address space here", "ulimit -v"),
+    "OSError(24, 'Too many open files')": (74, "limit of this process is 4096", "ulimit -n"),
+    "MemoryError()": (74, "1.0 TB of address space", "ulimit -v"),
     "RuntimeError('DefaultCPUAllocator: can\\'t allocate memory: you')": (74, "1.0 TB of address", "ulimit -v"),
-    "RuntimeError('could not create a primitive')": (74, "1.0 TB of address space here", "ulimit -v"),
+    "RuntimeError('could not create a primitive')": (74, "1.0 TB of address space", "ulimit -v"),
     "RuntimeError('CUDA out of memory')": (70, "CUDA out of memory", ""),
 }
 MEETS = """
@@ -217,4 +217,4 @@ def test_a_current_folder_that_is_gone_is_said_first(tmp_path):
         timeout=60,
     )
     assert done.returncode == 64
-    assert done.stderr == "the current folder has been deleted\n  hint: `cd` to one that is there\n"
+    assert done.stderr == "the current folder has been deleted\n  hint: `cd` to an existing one\n"

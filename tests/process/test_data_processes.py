@@ -76,7 +76,7 @@ def test_killed_stopped_and_gone_on_with(tmp_path):
     assert signalled(rng.randint(3, 12), signal.SIGKILL, *words)[0] == -signal.SIGKILL
     for number in (signal.SIGTERM, signal.SIGINT):
         code, errors = signalled(rng.randint(3, 12), number, *words)
-        assert code == 75 and "goes on behind" in errors and "the same command goes on" in errors
+        assert code == 75 and "resumes behind" in errors and "the same command resumes" in errors
     assert signalled(0, 0, *words)[0] == 0
     assert signalled(0, 0, *words[:2], tmp_path / "whole", "--threads", "1")[0] == 0
     assert (tmp_path / "out" / SIDE_FILE).read_bytes() == (tmp_path / "whole" / SIDE_FILE).read_bytes()
@@ -87,14 +87,14 @@ def test_killed_stopped_and_gone_on_with(tmp_path):
 def test_a_kill_half_way_leaves_no_lmdb_under_the_final_name(tmp_path):
     program = """
 import os, signal, sys
-from stagerun.tools.data.new_lmdb import write_lmdb
+from stagerun.tools.data.records import write_lmdb
 def values():
     yield from [bytes(1000)] * 5000
     os.kill(os.getpid(), signal.SIGKILL)
 write_lmdb(sys.argv[1], values())
 """
     assert ended(program, tmp_path / "db")[0] == -signal.SIGKILL
-    assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == ["db.partial"]
+    assert [path.name for path in tmp_path.iterdir()] == ["db.partial"]
     assert write_lmdb(str(tmp_path / "db"), VALUES) == 300
 
 
@@ -109,7 +109,7 @@ print('done')
 
 
 SMALL_BLOCKS = (
-    f"from stagerun.data.scratch import *; from stagerun.data.scratch import layout; layout.BLOCK = {BLOCK}\n"
+    f"from stagerun.data.scratch import look, stage; from stagerun.data import scratch; scratch.BLOCK = {BLOCK}\n"
 )
 
 
@@ -125,7 +125,7 @@ def test_a_killed_copy_is_gone_on_from(source, disk):
     program = """
 import sys, threading
 def watch(progress):
-    if progress.done > 5 * layout.BLOCK:
+    if progress.done > 5 * scratch.BLOCK:
         print("half", flush=True)
         threading.Event().wait()
 stage([look(sys.argv[1])], sys.argv[2], 0, watch=watch)

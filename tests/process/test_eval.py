@@ -83,11 +83,10 @@ def test_a_snapshot_needs_nothing_but_its_directory_and_images_and_the_batch_is_
     assert whole["loss"] == pytest.approx(cut["loss"], rel=1e-6)
 
 
-def two_stages(folder: Path, data: Path, images: int, rate: float = 0.1) -> Schedule:
+def two_stages(folder: Path, data: Path, images: int) -> Schedule:
     stored_help.make_schedule(folder, MODEL, CROPPED, data, images)
     file = folder / "schedule.prototxt"
-    text = file.read_text().replace("base_lr: 0.1", f"base_lr: {rate}")
-    file.write_text(f'{text}stage {{ name: "other" from: "" solver_param {{ }} }}')
+    file.write_text(f'{file.read_text()}stage {{ name: "other" from: "" solver_param {{ }} }}')
     return load(folder)
 
 
@@ -99,21 +98,10 @@ def test_what_is_half_trained_is_left_out(base, tmp_path):
     for arguments in ([schedule, "--out", out], [out]):
         done = stored_help.stagerun("eval", *arguments)
         assert done.exit_code == 0 and done.stdout.startswith("only-00000003-a0001: ") and done.stdout.count("\n") == 1
-        assert "note: stage `other` is half trained and is left out" in done.stderr
+        assert "note: stage `other` is half trained" in done.stderr and "and is left out" in done.stderr
     code, text = refused(out, "--stage", "other")
     assert code == 64 and "stage `other` is half trained" in text and "stagerun status" in text
     assert evaluated(inside)[0]["images"] == tiny.VAL_IMAGES
-
-
-def test_ends_that_another_schedule_has_trained_are_named(base, tmp_path):
-    val, folder, out = base / "data" / "val_lmdb", tmp_path / "schedule", tmp_path / "out"
-    stored_help.make_snapshot(out, two_stages(folder, val, tiny.VAL_IMAGES))
-    for rate, notes in ((0.2, 1), (0.1, 0)):
-        both = shutil.copytree(out, tmp_path / f"out{rate}")
-        stored_help.make_snapshot(both, two_stages(folder, val, tiny.VAL_IMAGES, rate), number=1)
-        done = stored_help.stagerun("eval", both, "--threads", 1)
-        assert done.exit_code == 0 and len(done.stdout.splitlines()) == 2, done.output
-        assert done.stderr.count("was trained with other settings") == notes, done.stderr
 
 
 # ---- views
@@ -170,7 +158,7 @@ def test_rectangles_are_those_of_the_recipe_with_any_device_batch(tmp_path):
     for n, (height, width) in enumerate([(30, 60), (60, 30), (40, 44), (33, 50), (52, 31), (30, 30)]):
         made += records(*stored_help.pictures(2 + n % 2, height, width, 1, 10))
     stored_help.write_lmdb(str(data), made)
-    assert small.stagerun("data", "index", data).returncode == 0
+    assert small.stagerun("data", "verify", "--index", data).returncode == 0
     solver = (
         f"{CROPPED} precision: FP64 test_transform_param {{ crop_size: 24 random_resize_param {{ min_size: 28 }} "
         "mean_value: 73 scale: 0.0111 rectangular: true }"
@@ -221,7 +209,7 @@ def test_one_damaged_end_does_not_cost_the_numbers_of_the_others(base, tmp_path)
     assert refused(path.parent)[0] == 78
     store.set_aside(store.LocalDisk(), out, "init-00000006-a0001")
     code, text = refused(out / "snapshots" / ".bad-init-00000006-a0001")
-    assert code == 64 and "is not a snapshot's name" in text and "set aside" in text
+    assert code == 64 and "neither a schedule's folder" in text
 
 
 def test_a_recipe_of_another_version_is_refused_with_its_line(tmp_path):
@@ -236,14 +224,13 @@ def test_a_recipe_of_another_version_is_refused_with_its_line(tmp_path):
     "arguments, code, message",
     [
         (["{out}", "--stage", "cyk1"], 64, "did you mean `cyc1`?"),
-        (["{schedule}", "--out", "{out}", "--stage", "nothing"], 64, "the stages are `init`, `cyc1`"),
-        (["{schedule}", "--out", "{base}/none"], 64, "no stage is finished in"),
+        (["{schedule}", "--out", "{out}", "--stage", "nothing"], 64, "no stage is named `nothing`"),
+        (["{schedule}", "--out", "{base}/none"], 64, "no end of a stage in"),
         (["{snapshot}", "--stage", "cyc1"], 64, "--set and --stage belong to a schedule's folder"),
-        (["{snapshot}", "--out", "{out}"], 64, "leave --out out"),
-        (["cyc1-00000005-a0001"], 64, "of which output folder?"),
+        (["cyc1-00000005-a0001"], 64, "no such folder"),
         (["cyc1-00000005-a0007", "--out", "{out}"], 64, "did you mean `cyc1-00000005-a0001`?"),
         (["cyc1-5", "--out", "{out}"], 64, "did you mean `cyc1`?"),
-        (["cyc1-5", "--out", "{base}"], 64, "there is no cyc1-5 here"),
+        (["cyc1-5", "--out", "{base}"], 64, "named `cyc1-5`"),
         (["{base}"], 64, "neither a schedule's folder"),
         (["{snapshot}", "--ema"], 64, "no averaged weights"),
         (["{snapshot}", "--data", "{base}"], 65, "with --data"),

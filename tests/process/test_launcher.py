@@ -16,19 +16,18 @@ from facade import Context, Event, ExitCode, RunFinished, Stopped, StorageError,
 from stagerun.comm import SoloComm
 from stagerun.command.ending import stopped_after
 from stagerun.language import load
-from stagerun.launch import StopRequest, folder, local, run_workers
-from stagerun.launch.folder import Report
+from stagerun.launch import StopRequest, local, run_workers, stopping
 from stagerun.launch.local import Orders, Outcome, verdict
-from stagerun.launch.stopping import aside, least_before
+from stagerun.launch.stopping import Report, aside, least_before
 from stagerun.system import signals
 from stagerun.train.command import RunOptions
 from stagerun.train.sinks import Output
 
-NOTHING_STARTED = folder.nothing_started(ExitCode.SAVED)
+NOTHING_STARTED = stopping.nothing_started(ExitCode.SAVED)
 
-KILLED = "worker 1 was killed by SIGKILL\n  hint: run the same command again: it goes on from the newest snapshot"
+KILLED = "worker 1 was killed by SIGKILL\n  hint: run the same command again: it resumes from the newest snapshot"
 GONE = "peers are gone"
-SILENT = " and said nothing"
+SILENT = " without a message"
 
 # What workers report, as (rank, code, text), how those that did not end with 0 ended, and what that comes to.
 VERDICTS: list[tuple[list[tuple[int, int, str]], dict[int, int], tuple[int, str]]] = [
@@ -153,7 +152,7 @@ def test_a_sigterm_after_a_death_is_not_announced_and_the_launchers_is_once(tmp_
     stop = installed()
     signal.raise_signal(signal.SIGTERM)
     assert stop() and capfd.readouterr().err == ""
-    folder.leave(tmp_path / "stop", [signal.SIGUSR1, time.monotonic()])
+    stopping.leave(tmp_path / "stop", [signal.SIGUSR1, time.monotonic()])
     for _ in range(2):
         signal.raise_signal(signal.SIGTERM)
     told = "SIGTERM: stopping after this iteration, to save"
@@ -244,7 +243,7 @@ def test_a_second_interrupt_ends_at_once_and_another_signal_does_not(sent, code)
 @pytest.mark.parametrize("event", [Stopped(stage="a", iter=1, reason="asked"), RunFinished(trained=True, seconds=1.0)])
 def test_an_interrupt_from_the_last_word_on_does_not_deny_it(event, tmp_path, monkeypatch, capfd):
     """Nor does a launcher that kills the worker then, and reads its report."""
-    monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path))
+    monkeypatch.setenv(stopping.REPORT_DIR, str(tmp_path))
 
     def interrupts(event: Event) -> None:
         for _ in range(2):
@@ -260,16 +259,16 @@ def test_an_interrupt_from_the_last_word_on_does_not_deny_it(event, tmp_path, mo
 
     code = ExitCode.SAVED if isinstance(event, Stopped) else ExitCode.DONE
     assert child(work) == code and capfd.readouterr().err == ""
-    assert folder.reports(tmp_path, 1) == [Report(0, code, "")]
+    assert stopping.reports(tmp_path, 1) == [Report(0, code, "")]
 
 
 # -- launcher and workers
 
 
 def test_a_worker_that_comes_late_finds_the_request(tmp_path, monkeypatch, handlers):
-    monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path))
+    monkeypatch.setenv(stopping.REPORT_DIR, str(tmp_path))
     asked_at = time.monotonic()
-    folder.leave(tmp_path / "stop", [signal.SIGUSR1, asked_at])
+    stopping.leave(tmp_path / "stop", [signal.SIGUSR1, asked_at])
     stop = installed(50.0)
     assert stop.signal is signal.SIGUSR1, "and not the SIGTERM by which the launcher passes it on"
     left = stop.left()
@@ -280,7 +279,7 @@ def test_a_worker_that_comes_late_finds_the_request(tmp_path, monkeypatch, handl
 HANGS = """
 import os, signal, sys, time
 from pathlib import Path
-from stagerun.launch.folder import report
+from stagerun.launch.stopping import report
 from stagerun.system import signals
 rank, heard = int(os.environ["RANK"]), []
 signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
@@ -339,7 +338,7 @@ def test_rank_0_has_its_grace_to_save_when_another_is_gone(tmp_path, capfd, firs
 
 def test_the_launcher_ends_workers_whose_time_is_over(tmp_path, capfd):
     assert launcher(tmp_path, 0.5, [signal.SIGTERM]) == 69
-    assert "workers had not ended 0 s after SIGTERM, and were killed" in capfd.readouterr().out
+    assert "workers did not end within 0 s of SIGTERM and were killed" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("first", [[signal.SIGINT], [signal.SIGTERM, signal.SIGINT]])
@@ -361,7 +360,7 @@ def test_without_room_for_temporary_files_it_says_so(tmp_path):
 
 
 def test_a_sigterm_of_the_launchers_before_anything_is_started_is_not_a_stop(tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path))
+    monkeypatch.setenv(stopping.REPORT_DIR, str(tmp_path))
     (tmp_path / "1.json").write_text('{"code": 69, "text": "it can\'t be started"}')
 
     def work() -> None:
@@ -369,5 +368,5 @@ def test_a_sigterm_of_the_launchers_before_anything_is_started_is_not_a_stop(tmp
         signal.raise_signal(signal.SIGTERM)
 
     assert child(work) == 69 and capfd.readouterr().err == ""
-    outcome = Outcome(folder.reports(tmp_path, 2), {0: 69, 1: 69})
+    outcome = Outcome(stopping.reports(tmp_path, 2), {0: 69, 1: 69})
     assert verdict(outcome, Orders(())) == (69, "it can't be started")

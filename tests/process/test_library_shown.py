@@ -38,7 +38,7 @@ def test_the_examples_of_the_manual_run(folder):
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
     assert len(blocks) == 5
     out = python("\n".join(blocks), folder)
-    assert "init 0.1 6\n" in out and "init fresh 6\n" in out and "| init " in out and "torch.Size([1, 10])\n" in out
+    assert "init 0.1 6\n" in out and "init fresh 6\n" in out and "\ninit  " in out and "torch.Size([1, 10])\n" in out
 
 
 def test_the_end_of_the_process_saves(folder):

@@ -96,4 +96,4 @@ def test_what_a_file_leaves_at_work_does_not_keep_the_command(tmp_path, data):
     (schedule.parent / "mynet.py").write_text(AT_WORK)
     done = small.run(schedule.parent, tmp_path / "out", "--only", "init", timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "started by the schedule's Python, still at work, and ended" in done.stderr
+    assert "started by the schedule's Python, ended while at work" in done.stderr

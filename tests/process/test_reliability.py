@@ -1,4 +1,4 @@
-"""The short form of scripts/reliability: a trial or a few of those scenarios that have no test file of their own, none of them wrong; that
+"""The short form of scripts/dev reliability: a trial or a few of those scenarios that have no test file of their own, none of them wrong; that
 these find what they look for; and the driver."""
 
 import json

@@ -50,7 +50,7 @@ def schedule(tmp_path):
     labels = np.repeat(np.arange(4), (25, 10, 4, 1)).tolist()
     images = [rng.integers(0, 256, (20 + i % 3, 24, 3), dtype=np.uint8) for i in range(40)]
     write_lmdb(str(folder / "data"), list(map(raw, images, labels)))
-    assert stagerun(["data", "index", "data"], folder).exit_code == 0
+    assert stagerun(["data", "verify", "--index", "data"], folder).exit_code == 0
     for name, text in (("schedule.prototxt", SCHEDULE), ("aug.py", AUGMENT), ("turned.py", TURNED)):
         (folder / name).write_text(text)
     return folder

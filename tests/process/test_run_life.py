@@ -81,7 +81,7 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_bits(base, tmp_
     # A second run beside the first hears who holds the folder.
     assert other.returncode == 73 and f"another run holds {out}: process " in other.stderr
     message = next(line for line in text.splitlines() if line.startswith("stopped in"))
-    assert "everything is saved: run the same command again to go on" in message
+    assert "everything is saved: run the same command again to resume" in message
     assert "death signal" not in text, "torch's own words for it"
     stage, iter = message.split()[2], int(message.split()[5])
     assert (out / "snapshots" / f"{stage}-{iter:08d}-a0001").exists()

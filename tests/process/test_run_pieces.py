@@ -33,18 +33,18 @@ def test_a_piece_by_another_number_of_workers_is_refused_before_it_makes_a_finis
     out = tmp_path / "out"
     shutil.copytree(by_two / "out", out)
     text = command("plan", by_two / "schedule", "--out", out)
-    assert "  lost: main@5, from which c came; trained again it has the same bits only in the same environment" in text
+    assert "  lost: main@5, the start of c; retraining reproduces its bits only in the same environment" in text
     assert "as of main-00000008-a0001: device cpu" in text and "workers 2" in text
-    assert "`run` trains nothing until the command says what to do about c" in text
+    assert "`run` trains nothing until the command has an option for c" in text
     (record,) = json.loads(command("plan", by_two / "schedule", "--out", out, "--json"))["lost"]
     assert (record["name"], record["iter"], record["children"], record["named"]) == ("main", 5, ["c"], [])
     assert record["like"] == "main-00000008-a0001" and record["environment"]["workers"] == "2"
     before = names(out)
     refused = command("run", by_two / "schedule", "--out", out, *ALONE, code=78)
-    assert "`main@5` is gone and would be trained again, in another environment than before" in refused
-    assert "with other bits `c`, which came from there, would be stale" in refused and "  workers: 2 -> 1\n" in refused
-    assert "run where all is as before" in refused
-    assert "`--redo c` goes on here" in refused
+    assert "`main@5` is missing and would be trained again, in another environment than before" in refused
+    assert "with other bits `c`, which start from it, would be stale" in refused and "  workers: 2 -> 1\n" in refused
+    assert "run in the same environment" in refused
+    assert "`--redo c` trains these stages again here" in refused
     assert "Iterated" not in (out / "log.jsonl").read_text().split("RunStarted")[-1]
     assert names(out) == before, "nothing was trained"
 
@@ -63,7 +63,7 @@ def test_the_ways_out_of_that_refusal_lead_to_the_end(by_two, tmp_path):
     told = command("run", schedule, "--out", outs["redo"], "--redo", "c", *ALONE)
     assert "main@5 again is EQUIVALENT, not BIT-EXACT, before: main-00000008-a0001: " in told
     assert "--redo has noth" not in told
-    assert "with other bits, c will be trained again, as was asked for" in told
+    assert "with other bits, c will be retrained, as `--redo` asks" in told
     found = ids(outs["redo"])
     assert found["main@5"] != ids(by_two / "whole")["main@5"], "else this shows nothing"
     last = ["c-00000002-a0002", "on-00000002-a0002", "d-00000002-a0002", "main-00000008-a0001"]
@@ -81,7 +81,9 @@ def test_an_end_is_not_made_again_elsewhere_under_a_finished_stage(by_two, tmp_p
     before = names(out)
     with pytest.raises(ResumeRefused) as caught:
         go(by_two / "schedule", out)
-    message = f"the end of `{lost}` is gone and would be trained again, in another environment than before ({like}); "
+    message = (
+        f"the end of `{lost}` is missing and would be trained again, in another environment than before ({like}); "
+    )
     assert message + f"with other bits `{child}`, which" in caught.value.message and names(out) == before
     assert go(by_two / "schedule", out, redo=[child])[-1].trained
     # The life that was refused has the number between.

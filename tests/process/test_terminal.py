@@ -82,8 +82,10 @@ def test_a_caret_stays_below_its_place_and_a_name_is_no_markup(base, tmp_path):
     (caret,) = [i for i, line in enumerate(lines) if line.strip(" ") == "^^^"]
     at = lines[caret].index("^")
     assert lines[caret - 1][at : at + 3] == "two" and lines[caret - 1].endswith("...")
-    Story(tmp_path / "t<1|2>").whole(0.5, 0.6, 0.7)
-    assert lines_of(Terminal(80, "report", tmp_path / "t<1|2>").end()[1])[0] == "# made_up: t<1|2>"
+    outs = [tmp_path / "t<1|2>", tmp_path / "other"]
+    for out in outs:
+        Story(out).whole(0.5, 0.6, 0.7)
+    assert lines_of(Terminal(80, "report", *outs).end()[1])[2].startswith("t<1|2>  made_up ")
 
 
 def test_a_run_at_a_terminal_and_what_it_says_when_it_goes_on(base, tmp_path):
@@ -103,7 +105,7 @@ def test_a_run_at_a_terminal_and_what_it_says_when_it_goes_on(base, tmp_path):
     run.process.terminate()
     _, seen = run.end()
     lines = lines_of(seen)
-    assert re.match(r"tiny: init, cyc1, collapse done; goes on with early at \d+ of 100000$", lines[0])
+    assert re.match(r"tiny: init, cyc1, collapse done; resumes early at \d+ of 100000$", lines[0])
     assert re.match(r"\d+ of 100014 iterations to do, about .* left", lines[1])
     shown = " ".join(" ".join(lines[2:8]).split())
     assert "`stagerun plan" in shown and "shows the full plan" in shown
@@ -121,7 +123,7 @@ def test_a_word_of_another_process_takes_the_place_of_the_live_line():
     program = """import os, sys
 from stagerun.system import signals
 from stagerun.command.ending import over_live_line, tell
-from stagerun.launch.watch.monitor import say as monitors
+from stagerun.launch.monitor import say as monitors
 over_live_line()
 for say in (tell, lambda text: print(text, file=sys.stderr), signals.say, lambda text: monitors(text + "\\n")):
     os.write(1, b"init 5 %  ####  1/20")

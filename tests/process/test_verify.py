@@ -160,7 +160,7 @@ def test_one_changed_digest_in_the_log_is_found(base, audited, tmp_path):
     (out / "log.jsonl").write_text("".join(lines))
     code, found = verify(base, out, "--proofs", 0)
     assert code == 80 and found["verdict"] == "DIFFERS"
-    assert "the proof of `cyc1` at iteration 5 does not follow from the one before it" in found["wrong"]
+    assert "the proof of `cyc1` at iteration 5 does not follow from the previous one" in found["wrong"]
     # A part that comes out the same is said to, whatever else is wrong.
     one = ("--proofs", 1)
     said = small.stagerun("verify", base / "schedule", "--out", out, *AUDIT, *one)

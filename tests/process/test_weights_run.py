@@ -129,15 +129,15 @@ def test_a_stage_with_a_network_of_its_own_takes_over_what_fits(tuned, tmp_path)
     assert small.stagerun("eval", snapshot, "--device-batch", 50).returncode == 0
     assert small.run(folder, tmp_path / "out").returncode == 0
     note = small.stagerun("check", folder).stderr
-    assert "stage `wide` has 11 classes, and `trunk` has 12: its head is drawn anew" in note
+    assert "stage `wide` has 11 classes, and `trunk` has 12: its head starts from random weights" in note
 
 
 MISTAKES = {
     "no such file": ("none.pt", "", "none.pt: no such file or directory"),
-    "no such stage": ("../out:trank", "", "has no snapshot of stage `trank`"),
+    "no such stage": ("../out:trank", "", "has no snapshot of `trank` at its end"),
     "no such iteration": ("../out:trunk@7", "", "has no snapshot of `trunk` at iteration 7"),
     "not downloaded": ("torchvision/resnet999", "", "has no weights for `resnet999`"),
-    "another head": ("../out:trunk", "", "2 tensors of ../out:trunk have another shape: `fc.weight` 12 x 512 there and 10 x 512 here"),
+    "another head": ("../out:trunk", "", "2 tensors of ../out:trunk have another shape: `fc.weight` 12 x 512 in the file, 10 x 512 in the network"),
     "misspelt": ("../out:trunk", 'drop: "fx.*"', "fits no tensor of the network"),
     "no tensors": ("../base/schedule.prototxt", "", "not a safetensors file"),
 }  # fmt: skip

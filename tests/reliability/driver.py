@@ -1,4 +1,4 @@
-"""scripts/reliability: injects faults, scenario by scenario, and prints what came of them, each a row of tests/reliability/RESULTS.md.
+"""scripts/dev reliability: injects faults, scenario by scenario, and prints what came of them, each a row of tests/reliability/RESULTS.md.
 
 It can be stopped at any time (Ctrl-C), and loses one trial at most. Exit 1 if anything came out that must not; 130 if it was stopped.
 """
@@ -163,7 +163,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="scripts/reliability", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="scripts/dev reliability", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("scenarios", nargs="*", metavar="SCENARIO", help=f"of these: {', '.join(SCENARIOS)}  [default: all]")

@@ -43,7 +43,7 @@ WAYS = (
     ["status", "{out}"], ["status", "{dir}", "--out", "{out}"], ["report", "{out}"], ["plan", "{dir}", "--out", "{out}"],
     ["diff", "{dir}", "{out}"], ["status", "--snapshots", "{out}"], ["status", "--snapshots", "{out}", "--verify"],
     ["diff", "{dir}", "{snapshot}"], ["eval", "{snapshot}", "--threads", "1"],
-    ["export", "{snapshot}", "--safetensors", "--force", "--output", "{out}/exported"],
+    ["export", "{snapshot}", "--force", "{out}/exported.safetensors"],
 )  # fmt: skip
 
 

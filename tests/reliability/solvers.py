@@ -42,10 +42,7 @@ from stagerun.plan import make_plan
 from stagerun.plan.render import csv_rows
 from stagerun.schedule import make_knobs
 from stagerun.schedule.image_size import crop_size
-from stagerun.tools.lsp.complete import proposals
-from stagerun.tools.lsp.folder import look
-from stagerun.tools.lsp.hover import hover_text
-from stagerun.tools.lsp.place import Text, place_at
+from stagerun.tools.language_server import hover_text, look, proposals, range_of, target_at
 
 ROOT = Path(__file__).parents[2]
 GOOD = 'base_lr: 0.1\nlr_policy: "poly"\npower: 2\nmax_epoch: 2.5\n'
@@ -224,20 +221,19 @@ def check_editor(folder: Path, texts: Mapping[str, bytes], found: Sequence[Probl
     for name in texts:
         (folder / name).unlink()
     looked = look(str(folder), typed)
-    assert (*looked.mistakes, *looked.findings) == tuple(found), "an editor gets something else than `check` says"
+    assert looked.problems == tuple(found), "an editor gets something else than `check` says"
     for problem in found:
-        path, span = problem.span.path, problem.span
-        line = typed.get(path, "").removeprefix("\N{BYTE ORDER MARK}").split("\n")[span.line - 1]
-        text = Text(typed.get(path, ""))
-        first, last = text.ends(span)
-        assert text.text[first:last] == line[span.column - 1 :][: span.width], f"{span}: the editor shows another place"
-        assert text.position(first) <= text.position(last)
+        span, place = problem.span, range_of(problem.span)
+        assert (place.start.line, place.start.character) == (span.line - 1, span.column - 1), (
+            f"{span}: shown at another place"
+        )
     for path, one in typed.items():
-        text, kind = Text(one), looked.kind(path)
-        place = place_at(text, kind, len(one) * 2 // 3) if kind is not None else None
+        lines = one.split("\n")
+        line = len(lines) * 2 // 3
+        place = target_at(one, looked.kinds[path], line, len(lines[line])) if path in looked.kinds else None
         if place is not None:
-            hover_text(looked, path, text, place)
-            list(proposals(text, place, len(one) * 2 // 3, ["a"], ["a.prototxt"]))
+            hover_text(looked, path, place)
+            list(proposals(looked, one, place))
 
 
 def restyled(name: str, data: bytes) -> bytes | None:

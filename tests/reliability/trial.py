@@ -1,4 +1,4 @@
-"""What a scenario of injected faults yields: one Trial after the other, which scripts/reliability counts, sums up and prints."""
+"""What a scenario of injected faults yields: one Trial after the other, which scripts/dev reliability counts, sums up and prints."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

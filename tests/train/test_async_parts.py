@@ -12,7 +12,8 @@ from facade import PeerError, decode, encode, make_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagerun.wire.server import Record, Server, Turns, record_of
+from stagerun.wire.asynchronous import Server
+from stagerun.wire.replay import Record, Turns, record_of
 
 pytestmark = pytest.mark.long
 
@@ -78,7 +79,7 @@ def test_bytes_that_no_run_wrote_are_an_error_and_nothing_else(data, seed):
         (
             "0/order",
             [0],
-            "its leg at iteration 0 is not one that a run has",
+            "its leg at iteration 0 is impossible",
         ),  # by one that went on without dead workers
         ("1/order", [0, 1], "it is of several servers"),
     ],

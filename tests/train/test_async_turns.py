@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagerun.wire.server import Record, Turns
+from stagerun.wire.replay import Record, Turns
 
 
 class Job:

@@ -202,7 +202,7 @@ def test_what_a_lost_peer_keeps_from_being_compared_is_saved(few, tmp_path, monk
 # On the path of a process before anything else: after its third update rank 1 flips a bit, once in all lives.
 HOOK = """
 import os, sys
-if os.environ.get("RANK") == "1" and "stagerun.launch.watch.monitor" not in sys.orig_argv:
+if os.environ.get("RANK") == "1" and "stagerun.launch.monitor" not in sys.orig_argv:
     import torch
     import stagerun.train.exchange as exchange
     inner = exchange.update
@@ -227,7 +227,7 @@ def test_a_launched_run_ends_with_80_and_goes_on_to_the_same_bits(tmp_path, data
     ended = small.run(schedule, out, *words, nproc=2, env=environment)
     assert ended.returncode == 80, ended.stderr
     found = "after iteration 4 of stage `init`: rank 0 and rank 1 have different bits in `conv1.weight`"
-    hint = "hint: this state is not saved; run the same command again: it goes on from the newest snapshot; if it comes again"
+    hint = "hint: this state is not saved; run the same command again to resume from the newest snapshot; if it names them again"
     assert found in ended.stderr and hint in ended.stderr, ended.stderr
     assert saved(out) == [2]
     assert "exit code 80" in small.stagerun("status", schedule, "--out", out).stdout

@@ -9,8 +9,7 @@ import torch
 from engine_help import CPU, dataset
 from facade import ChannelOrder, Normalise, Transform
 
-from stagerun.engine.feed import Ahead, feed
-from stagerun.engine.images import cut_out, inside, means_at
+from stagerun.engine.images import Ahead, cut_out, feed, inside, means_at
 
 MEAN, STD = (103.5, 116.25, 123.75), (57.375, 57.12, 58.395)
 FORMATS = {True: torch.channels_last, False: torch.contiguous_format}
@@ -83,7 +82,7 @@ def test_a_gpus_means_are_what_a_cpu_takes_off():
     assert torch.equal(means_at(torch.from_numpy(mean), torch.from_numpy(crop), 6, 6), -taken)
 
 
-# -- one ahead. The copying itself needs a GPU: scripts/gpu-check runs it.
+# -- one ahead. The copying itself needs a GPU: scripts/dev gpu runs it.
 
 
 def test_items_come_in_order_and_one_is_made_ahead_and_an_error_where_it_belongs():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from engine_help import CPU, KNOBS, SOLVER, ConvNet, Linear, Threads, assert_same, cut, dataset, tensors, updates
-from facade import Determinism, Knobs, Normalise, ParamKind, ParamRule, Precision, blob_names, make_state, update
+from facade import Determinism, Knobs, Normalise, ParamKind, ParamRule, Precision, binary, make_state, update
 from torch import nn
 
 from stagerun.comm import SoloComm, make_reducer
@@ -135,8 +135,8 @@ def test_running_statistics_are_caffes_accumulators(passes, per, fractions):
         np.testing.assert_allclose(saved[f"{layer}.running_mean"], mean / factor, rtol=1e-12)
         np.testing.assert_allclose(saved[f"{layer}.running_var"], variance / factor, rtol=1e-12)
         assert saved[f"{layer}.num_batches_tracked"] == moves
-        assert factor == pytest.approx(blob_names.statistics_factor(f, moves))
-        assert blob_names.statistics_passes(f, factor) == (moves if f else 1)
+        assert factor == pytest.approx(binary.statistics_factor(f, moves))
+        assert binary.statistics_passes(f, factor) == (moves if f else 1)
     for state in found[1:]:
         assert_same(tensors(found[0]), tensors(state))
 

@@ -7,12 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import contract
 import nan_help
 import numpy as np
 import pytest
 import torch
-from facade import WEIGHTS, EnsembleTested, Iterated, PieceStarted, StageFinished, StageStarted, decode, size
+from facade import WEIGHTS, EnsembleTested, Iterated, PieceStarted, StageFinished, StageStarted, decode
 from test_run_trees import ALONE, command, of
 
 from stagerun import store
@@ -140,30 +139,6 @@ def test_a_damaged_member_is_set_aside_and_made_anew(base, few, tmp_path):
     assert all(np.array_equal(found[name], value) for name, value in expected.items())
 
 
-def on_disk(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and file.name != "MANIFEST.json")
-
-
-def test_the_estimate_of_the_disk_has_what_a_run_writes_of_averages(base, few, tmp_path):
-    """Two averages, one of snapshots along the trunk: by a rehearsal, and by the snapshots of a half of it."""
-    more = 'ensemble { name: "ends" members: ["trunk", "fine"] rule: WEIGHT_AVERAGE }\n'
-    off = 'stage { name: "off" enabled: false solver_param { max_iter: 5 } }\n'
-    never = 'ensemble { name: "never" members: ["trunk", "off"] rule: WEIGHT_AVERAGE }\n'
-    folder, out = made(tmp_path / "s", few, ALONG, FINE, more, off, never), tmp_path / "out"
-    words = "rehearse", folder, "--iters", 2, *ALONE, "--out", tmp_path / "r", "--json"
-    rehearsed = json.loads(contract.stagerun(words, tmp_path).stdout)
-    average_bytes = rehearsed["figures"]["average_bytes"]
-    nan_help.lives(folder, out)
-    written = on_disk(out / "averages")
-    assert sorted(path.name for path in (out / "averages").iterdir()) == ["all", "ends"]
-    assert 2 * average_bytes == pytest.approx(written, rel=0.02)
-    assert f"at most, 2 averages of {size(average_bytes)}, log" in rehearsed["needs"][0]["text"]
-    planned = command("plan", folder, "--out", out)
-    (found,) = re.findall(r"in all; 2 averages of weights ([\d.]+) (kB|MB) more", " ".join(planned.split()))
-    assert float(found[0]) * {"kB": 1e3, "MB": 1e6}[found[1]] == pytest.approx(written, rel=0.02)
-    assert "; 1 average of weights" in " ".join(command("plan", base / "s", "--out", base / "out").split())
-
-
 def test_the_averaged_network_is_evaluated_and_exported_by_the_ensembles_name(base, tmp_path):
     """A result that does not count replaces the network, too; nothing else stays beside it."""
     out = tmp_path / "out"
@@ -175,7 +150,7 @@ def test_the_averaged_network_is_evaluated_and_exported_by_the_ensembles_name(ba
     assert (shown["top1"], shown["ensemble"]) == (tested.top1, "all")
     assert command("eval", "all", "--out", out).startswith("all: top-1 ")
     file = tmp_path / "all.pth"
-    command("export", "all", file, "--out", out, "--torch")
+    command("export", "all", file, "--out", out)
     assert torch.load(file, weights_only=True)["fc.weight"].dtype is torch.float64
 
 

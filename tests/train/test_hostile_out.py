@@ -105,7 +105,7 @@ COMMANDS = {
     "snapshots": ["status", "--snapshots", "{out}"],
     "snapshots --verify": ["status", "--snapshots", "{folder}", "--out", "{out}", "--verify"],
     "eval": ["eval", "{out}"],
-    "export": ["export", "{out}", "--safetensors", "{page}"],
+    "export": ["export", "{out}", "{page}.safetensors"],
     "predict": ["predict", "{out}", "{page}"],
     "verify": ["verify", "{out}"],
 }

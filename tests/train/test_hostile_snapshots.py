@@ -65,7 +65,7 @@ def exported(snapshot: Path, old: str = "", new: str = "") -> str:
     made = forged(snapshot)
     made.write("recipe.prototxt", made.read("recipe.prototxt").decode().replace(old, new, 1).encode())
     made.finish()
-    done = stored_help.stagerun("export", snapshot, "--safetensors", "--output", snapshot.parents[2] / "x")
+    done = stored_help.stagerun("export", snapshot, snapshot.parents[2] / "x.safetensors")
     assert done.exit_code == 78, done.stderr
     return done.stderr
 
@@ -225,20 +225,17 @@ def test_a_snapshot_without_permission_is_named_by_who_looks_and_stops_who_train
     made_up_runs.Story(out).begin(["only"])
     with audited.refused(newer / file, errno.EACCES):
         listed = stored_help.stagerun("status", "--snapshots", base / "dir", "--out", out)
-        assert listed.exit_code == 0 and f"no permission: {newer.name}: can't read {file} of" in listed.output
+        assert listed.exit_code == 0 and f"unreadable: {newer.name}: can't read {file} of" in listed.output
         assert "1 complete snapshot," in listed.output
         verified = stored_help.stagerun("status", "--snapshots", out, "--verify")
-        assert verified.exit_code == 77 and "1 snapshot may not be read\n  hint: ask the owner" in verified.output
+        assert verified.exit_code == 77 and f"can't read {file} of" in verified.output
         if file != "MANIFEST.json":  # that is enough to plan with
             return
-        words = f"snapshot {newer.name} may not be read by this user, and is passed over here; `run` would refuse to"
+        words = f"snapshot {newer.name} can't be read by this user, and is ignored here; `run` would refuse it"
         for command in (["status", out], ["report", out], ["plan", base / "dir", "--out", out]):
             done = stored_help.stagerun(*command)
             assert done.exit_code == 0 and words in done.output, done.output
-        assert f'"{newer.name}"' in stored_help.stagerun("status", out, "--json").output
+        assert newer.name in stored_help.stagerun("status", out, "--json").output
         assert snapshot.name in stored_help.stagerun("status", out).output
-        drop = ["status", "--snapshots", out, "--drop", snapshot.name]
-        for command in (["run", base / "dir", "--out", out, "--nproc", 1], drop):
-            done = stored_help.stagerun(*command)
-            said = f"can't read MANIFEST.json of snapshot {newer.name}"
-            assert done.exit_code == 77 and said in done.output, done.output
+        done = stored_help.stagerun("run", base / "dir", "--out", out, "--nproc", 1)
+        assert done.exit_code == 77 and f"can't read MANIFEST.json of snapshot {newer.name}" in done.output, done.output

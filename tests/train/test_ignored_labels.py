@@ -146,7 +146,7 @@ def test_minus_one_may_be_ignored(tmp_path):
 def test_an_ignored_image_is_of_no_class_that_is_drawn(tmp_path):
     folder = written(tmp_path / "s", more="sampling: BALANCED")
     (folder / "schedule.prototxt").write_text("data { shuffle: true }" + (folder / "schedule.prototxt").read_text())
-    assert stagerun(["data", "index", "images"], folder).exit_code == 0
+    assert stagerun(["data", "verify", "--index", "images"], folder).exit_code == 0
     schedule = load(folder)
     drawn = training_loader(LmdbSource(str(folder / "images")), schedule, schedule.stages[0]).batch(0, 300)
     assert sorted(set(drawn.labels.tolist())) == list(range(CLASSES))

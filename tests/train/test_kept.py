@@ -10,7 +10,7 @@ from torch import nn
 
 from stagerun.comm import SoloComm
 from stagerun.wire.reducer import CompressedReducer, Cut, Residual
-from stagerun.wire.values import METHODS as KNOWN
+from stagerun.wire.rules import METHODS as KNOWN
 
 SHAPES = {"conv.weight": (16, 3, 3, 3), "conv.bias": (16,), "fc.weight": (10, 200), "fc.bias": (10,)}
 METHODS = [m for m in Method if m is not Method.AUTO]
@@ -33,7 +33,7 @@ def iterations(method: Method, memory: Memory, every: int, whole: bool = False, 
     runs, kept = [range(1)], Kept(every)
     reducer = CompressedReducer(
         parameters, operators, SoloComm(), runs, Cut(seed=1, whole=len(parameters) * whole),
-        residual=Residual(parameters, runs, 0) if memory is Memory.RESIDUAL else None, kept=kept,
+        residual=Residual(parameters, runs, 0, {}) if memory is Memory.RESIDUAL else None, kept=kept,
     )  # fmt: skip
     found, draw = [], torch.Generator().manual_seed(1)
     for i in range(count):

@@ -6,8 +6,8 @@ from facade import RunStarted, StageStarted
 
 from stagerun.cli import main
 from stagerun.language import load
-from stagerun.tools.verify.command import VerifyOptions
-from stagerun.tools.verify.kills import End, Life, Verdict, enough_logical_workers, interruptible, render, resumed
+from stagerun.tools.verify import VerifyOptions, shortened
+from stagerun.tools.verify_kills import Life, Verdict, render, resumed
 
 
 def test_it_is_not_for_a_launcher(base, monkeypatch):
@@ -18,9 +18,8 @@ def test_it_is_not_for_a_launcher(base, monkeypatch):
 
 
 def test_the_schedule_is_saved_inside_its_stages_and_adds_up_several_device_batches(base):
-    of = load(str(base / "schedule"))
-    assert [enough_logical_workers(of, n) for n in (1, 2, 3, 4)] == [2, 3, 4, 4]
-    for stage in interruptible(of, 6, 3, None).stages:
+    folder = str(base / "schedule")
+    for stage in shortened(VerifyOptions(folder, batches=3), load(folder)).stages:
         assert 0 < stage.solver.snapshot < stage.solver.max_iter or stage.solver.max_iter == 1
         assert stage.solver.logical_workers == 3 and stage.solver.test_interval
 
@@ -38,11 +37,12 @@ def test_a_life_that_began_from_the_seed_resumed_nothing():
     assert not resumed([started])
 
 
-def test_what_differs_is_told():
-    lives = [Life(2, "", False, "SIGKILL to rank 0", 69), Life(2, "init-2", True, "", 0)]
-    ends = End(2, "a" * 64, ()), End(2, "b" * 64, ())
-    found = Verdict("s", "DIFFERENT", True, lives, {"init": ends}, {"device": "cpu"}, ["init"])
+def test_a_difference_is_reported():
+    lives = [Life("", False, "SIGKILL to rank 0", 69), Life("init-2", True, "", 0)]
+    found = Verdict("DIFFERENT", True, lives, {"init": ("a" * 64, "b" * 64)}, ["init"])
     text = render(found, VerifyOptions("s"))
-    assert "init   2           aaaaaaaaaaaaaaaa  bbbbbbbbbbbbbbbb    DIFFERENT" in text
-    assert "DIFFERENT: interrupted does not equal uninterrupted (1 interruption in 2 lives, 1 of which resumed" in text
-    assert "On a CPU it should" in text
+    assert (
+        "DIFFERENT: init ended in other bits than in the uninterrupted run (interrupted 1 times, resumed 1 times"
+        in text
+    )
+    assert "On a CPU they should be the same" in text

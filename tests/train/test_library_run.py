@@ -117,7 +117,7 @@ def test_errors_are_those_of_the_command(finished, tmp_path, monkeypatch):
         list(run)
     assert next(run, None) is None
     assert json.loads((tmp_path / "out" / "log.jsonl").read_text().splitlines()[-1])["code"] == 65
-    with pytest.raises(UsageError, match="there is no log `tensorboards`"):
+    with pytest.raises(UsageError, match="no log is called `tensorboards`"):
         stagerun.run(finished / "schedule", tmp_path / "out", log="tensorboards")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -100,7 +100,7 @@ def test_sizes_are_needed_and_looked_at(source):
     source.index = None
     with pytest.raises(DataError) as error:
         make(source)
-    assert "stagerun data index" in error.value.hint
+    assert "stagerun data verify --index" in error.value.hint
 
 
 def test_other_evaluations_begin_at_the_first_image():

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from facade import Mixture, mixing
+from facade import Mixture, losses
 
-Box = mixing.Box
+Box = losses.Box
 CPU = torch.device("cpu")
 
 
 def shares(alpha: float, count: int) -> np.ndarray:
-    made = mixing.Mixing(1, alpha, 0.0)
+    made = losses.Mixing(1, alpha, 0.0)
     drawn = [made.draw(position, 1, 8, 8) for position in range(count)]
     return np.array([m.share for m in drawn if m is not None])
 
@@ -42,19 +42,19 @@ def test_the_share_is_of_the_beta_distribution(alpha):
 
 
 def test_one_of_the_two_evenly_where_both_are_set():
-    drawn = [mixing.Mixing(1, 0.2, 1.0).draw(4 * i, 4, 32, 32) for i in range(2000)]
+    drawn = [losses.Mixing(1, 0.2, 1.0).draw(4 * i, 4, 32, 32) for i in range(2000)]
     boxes = sum(m is not None and m.box is not None for m in drawn)
     assert abs(boxes - 1000) < 5 * math.sqrt(500)
-    assert all(m is not None and m.box is None for m in (mixing.Mixing(1, 0.2, 0).draw(i, 2, 8, 8) for i in range(50)))
+    assert all(m is not None and m.box is None for m in (losses.Mixing(1, 0.2, 0).draw(i, 2, 8, 8) for i in range(50)))
     assert all(
-        m is not None and m.box is not None for m in (mixing.Mixing(1, 0, 1).draw(i, 2, 8, 8) for i in range(50))
+        m is not None and m.box is not None for m in (losses.Mixing(1, 0, 1).draw(i, 2, 8, 8) for i in range(50))
     )
-    assert mixing.Mixing(1, 0.0, 0.0).draw(0, 4, 32, 32) is None
+    assert losses.Mixing(1, 0.0, 0.0).draw(0, 4, 32, 32) is None
 
 
 def test_what_was_drawn_stays_so():
     """Part of what a snapshot means: these values are for ever."""
-    mixup, cutmix = mixing.Mixing(1, 0.2, 0.0).draw(512, 6, 32, 32), mixing.Mixing(1, 0.0, 1.0).draw(512, 6, 32, 32)
+    mixup, cutmix = losses.Mixing(1, 0.2, 0.0).draw(512, 6, 32, 32), losses.Mixing(1, 0.0, 1.0).draw(512, 6, 32, 32)
     assert mixup is not None and cutmix is not None
     assert (mixup.share, mixup.partners.tolist()) == FROZEN_MIXUP
     assert (cutmix.share, cutmix.partners.tolist(), cutmix.box) == FROZEN_CUTMIX
@@ -62,16 +62,16 @@ def test_what_was_drawn_stays_so():
 
 def test_rectangles_are_those_of_the_paper():
     """Half the sides of an image of 32 x 64 for a share of 3/4; at the edge what lies outside is cut off."""
-    assert mixing.rectangle(0.75, 0.5, 0.5, 32, 64) == Box(8, 16, 24, 48)
-    assert mixing.rectangle(0.75, 0.0, 0.999, 32, 64) == Box(0, 47, 8, 64)
-    assert mixing.rectangle(1.0, 0.3, 0.3, 32, 64) == Box(9, 19, 9, 19)
-    assert mixing.rectangle(0.0, 0.5, 0.5, 32, 64) == Box(0, 0, 32, 64)
+    assert losses.rectangle(0.75, 0.5, 0.5, 32, 64) == Box(8, 16, 24, 48)
+    assert losses.rectangle(0.75, 0.0, 0.999, 32, 64) == Box(0, 47, 8, 64)
+    assert losses.rectangle(1.0, 0.3, 0.3, 32, 64) == Box(9, 19, 9, 19)
+    assert losses.rectangle(0.0, 0.5, 0.5, 32, 64) == Box(0, 0, 32, 64)
 
 
 def test_the_share_of_cutmix_is_the_area_that_is_left():
     areas = []
     for position in range(300):
-        drawn = mixing.Mixing(2, 0.0, 1.0).draw(position, 2, 20, 30)
+        drawn = losses.Mixing(2, 0.0, 1.0).draw(position, 2, 20, 30)
         assert drawn is not None and drawn.box is not None
         box = drawn.box
         assert 0 <= box.top <= box.bottom <= 20 and 0 <= box.left <= box.right <= 30
@@ -84,7 +84,7 @@ def test_the_share_of_cutmix_is_the_area_that_is_left():
 
 
 def mixed(share: float, partners: list[int], box: Box | None = None) -> Mixture:
-    found = mixing.placed(Mixture(share, torch.tensor(partners), box), CPU)
+    found = losses.placed(Mixture(share, torch.tensor(partners), box), CPU)
     assert found is not None
     return found
 
@@ -93,7 +93,7 @@ def mixed(share: float, partners: list[int], box: Box | None = None) -> Mixture:
 def test_images_are_laid_over_each_other(layout):
     x = torch.randn(4, 3, 5, 6).to(memory_format=layout)
     before = x.clone()
-    mixing.blend(x, mixed(0.25, [2, 0, 3, 1]))
+    losses.blend(x, mixed(0.25, [2, 0, 3, 1]))
     torch.testing.assert_close(x, 0.25 * before + 0.75 * before[[2, 0, 3, 1]])
     assert x.is_contiguous(memory_format=layout)
 
@@ -103,9 +103,9 @@ def test_a_rectangle_of_the_partner_shows(layout):
     x = torch.randn(4, 3, 5, 6).to(memory_format=layout)
     expected, partners = x.clone(), [1, 0, 3, 2]
     expected[:, :, 1:4, 2:5] = x[partners][:, :, 1:4, 2:5]
-    mixing.blend(x, mixed(0.7, partners, Box(1, 2, 4, 5)))
+    losses.blend(x, mixed(0.7, partners, Box(1, 2, 4, 5)))
     assert torch.equal(x, expected)
-    mixing.blend(x, mixed(1.0, partners, Box(2, 2, 2, 5)))
+    losses.blend(x, mixed(1.0, partners, Box(2, 2, 2, 5)))
     assert torch.equal(x, expected), "an empty rectangle changes nothing"
 
 
@@ -116,8 +116,8 @@ def test_the_loss_is_that_of_mixed_and_smoothed_labels():
     target = share * F.one_hot(labels, 4) + (1 - share) * F.one_hot(labels[partners], 4)
     target = (1 - smoothing) * target + smoothing / 4
     expected = -(target * logits.log_softmax(1)).sum(1).mean()
-    torch.testing.assert_close(mixing.training_loss(logits, labels, smoothing, mixed(share, partners)), expected)
-    assert torch.equal(mixing.training_loss(logits, labels, 0.0, None), F.cross_entropy(logits, labels))
+    torch.testing.assert_close(losses.training_loss(logits, labels, smoothing, mixed(share, partners)), expected)
+    assert torch.equal(losses.training_loss(logits, labels, 0.0, None), F.cross_entropy(logits, labels))
 
 
 # ---- weights of classes
@@ -128,11 +128,11 @@ def test_class_weights_are_a_factor_on_each_images_loss(smoothing):
     logits, labels = torch.randn(6, 4, dtype=torch.float64), torch.tensor([0, 1, 1, 3, 2, 0])
     weight = torch.tensor([0.5, 2.0, 0.0, 3.0], dtype=torch.float64)
     each = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")
-    found = mixing.training_loss(logits, labels, smoothing, None, weight)
+    found = losses.training_loss(logits, labels, smoothing, None, weight)
     assert torch.allclose(found, sum(weight[y] * loss for y, loss in zip(labels, each, strict=True)) / 6)
 
     partners = np.array([3, 0, 5, 4, 1, 2])
-    mixed = mixing.placed(Mixture(0.25, torch.from_numpy(partners)), CPU)
+    mixed = losses.placed(Mixture(0.25, torch.from_numpy(partners)), CPU)
     others = F.cross_entropy(logits, labels[partners], label_smoothing=smoothing, reduction="none")
     wanted = (0.25 * weight[labels] * each + 0.75 * weight[labels[partners]] * others).mean()
-    assert torch.allclose(mixing.training_loss(logits, labels, smoothing, mixed, weight), wanted)
+    assert torch.allclose(losses.training_loss(logits, labels, smoothing, mixed, weight), wanted)

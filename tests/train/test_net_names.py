@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from drawn import examples
-from facade import Model, blob_names, caffe_pb2, caffemodel, net_of, tensors_in
+from facade import Model, binary, caffe_pb2, caffemodel, net_of, tensors_in
 from google.protobuf import text_format
 from hypothesis import given
 from torch import nn
@@ -61,14 +61,14 @@ def test_any_name_from_net_to_caffemodel_and_back(names):
     assert all(network.get_parameter(name) is value for name, value in network.named_parameters())
     network(torch.randn(2, 2, 3, 3)).sum().backward()
 
-    data = caffemodel(model, state, double=False, goes_on=True)
-    assert [layer.name for layer in blob_names.net_in(data) if layer.blobs] == names
+    data = caffemodel(model, state, double=False, resumable=True)
+    assert [layer.name for layer in binary.read_net(data) if layer.blobs] == names
     file = tensors_in(data, "x.caffemodel")
     assert set(file) == expected
     again, _ = network_of(names)
     again.load_state_dict(file)
     assert same({**again.state_dict()}, {**file})
-    assert caffemodel(model, again.state_dict(), double=False, goes_on=True) == data
+    assert caffemodel(model, again.state_dict(), double=False, resumable=True) == data
 
 
 NAMES = ["train", "bn", "s.", "a..b"]

@@ -7,7 +7,7 @@ import contract
 import net_texts
 import pytest
 import torch
-from facade import NETWORKS, Model, UsageError, names, net_of, open_source, torchvision_models, torchvision_part
+from facade import NETWORKS, Model, UsageError, net_of, open_source, tensors, torchvision_models, torchvision_part
 from on_meta import on_meta
 from test_host import group as group
 from test_host import root as root
@@ -22,15 +22,15 @@ from stagerun.models import BatchNorm2d, build
 from stagerun.system.host import whole_memory
 
 
-@pytest.mark.parametrize("model", names.NAMED)
+@pytest.mark.parametrize("model", tensors.NAMED)
 def test_parameters_of_known_networks_are_named_as_in_torch(model):
-    published, layers = Model(name=model, num_classes=10), names.layers_of(Model(name=model, num_classes=10))
+    published, layers = Model(name=model, num_classes=10), tensors.layers_of(Model(name=model, num_classes=10))
     if "resnet" in model:
         layers = net_of(net_texts.resnet50(intel=True), (3, 224, 224)).train.layers
     file = {f"{layer.name}.weight": (1,) * (1 + layer.name.startswith("fc")) for layer in layers}
     with on_meta():
         weights = {f"{name.rpartition('.')[0]}.weight" for name, _ in build(published).named_parameters()}
-    assert set(names.here(published, file).values()) == weights
+    assert set(tensors.network_names(published, file).values()) == weights
 
 
 def test_the_same_items_as_torchvisions_own_code(tmp_path):

@@ -6,7 +6,7 @@ import nan_help
 import processes
 import pytest
 import tiny
-from facade import FRESH, Event, Iterated, Note, Solver, StageFinished, follow
+from facade import FRESH, Event, Iterated, Note, Solver, StageFinished, follow_losses
 from hypothesis import given
 from hypothesis import strategies as st
 from test_run_trees import go, of
@@ -64,7 +64,7 @@ def test_the_rule_is_caffes(losses, windows, average_loss, warm_up):
     settings, caffe, state = solver(windows, average_loss, warm_up), Caffe(windows, average_loss, warm_up), FRESH
     knobs = make_knobs(settings)
     for iter, loss in enumerate(losses):
-        state = follow(state, settings, iter, loss)
+        state = follow_losses(state, settings, iter, loss)
         assert knobs(iter, state.drops).lr == pytest.approx(caffe.rate(loss), rel=1e-15)
         assert state.drops <= len(windows) and len(state.losses) <= average_loss
 
@@ -110,7 +110,7 @@ def test_stopped_after_every_fourth_update_it_drops_where_it_would_have(base, wh
     assert ends[0].last_lr == ends[1].last_lr == rates[-1][1]
     state = FRESH
     for iter, lr, loss in rates:
-        state = follow(state, schedule.stages[0].solver, iter - 1, loss)
+        state = follow_losses(state, schedule.stages[0].solver, iter - 1, loss)
         assert make_knobs(schedule.stages[0].solver)(iter - 1, state.drops).lr == lr
 
 

@@ -92,7 +92,7 @@ def test_answers_of_rectangles_go_by_their_record(tmp_path):
     for folder, order in ((tmp_path / "one", records), (tmp_path / "other", records[::-1])):
         folder.mkdir()
         stored_help.write_lmdb(str(folder / "data"), order)
-        assert stored_help.stagerun("data", "index", folder / "data").exit_code == 0
+        assert stored_help.stagerun("data", "verify", "--index", folder / "data").exit_code == 0
         schedule = stored_help.make_schedule(folder / "schedule", MODEL, f"{CROPPED} {test}", folder / "data", 7)
         (row,) = said("eval", stored_help.make_snapshot(folder / "out", schedule), "--per-class")["evaluations"]
         found.append([kind["answers"] for kind in row["classes"]][: len(shapes)])
@@ -110,31 +110,20 @@ def test_bad_pictures_are_named_and_the_others_answered(files, snapshot, tmp_pat
     assert "2 pictures can't be used" in done.stderr and "notes.txt" not in done.stderr
 
 
-def test_what_is_missing_is_said_at_once(snapshot, tmp_path):
+def test_what_is_missing_is_named(snapshot, tmp_path):
     (tmp_path / "empty").mkdir()
-    done = stored_help.stagerun("predict", snapshot, tmp_path / "empty", tmp_path / "x.jpg", tmp_path / "y.jpg")
+    done = stored_help.stagerun("predict", snapshot, tmp_path / "empty")
+    assert done.exit_code == 65 and f"{tmp_path / 'empty'}: no images" in done.stderr and done.stdout == ""
+    done = stored_help.stagerun("predict", snapshot, tmp_path / "x.jpg", tmp_path / "y.jpg")
     assert done.exit_code == 65 and done.stdout == ""
-    assert all(f"{tmp_path / name}: no " in done.stderr for name in ("empty", "x.jpg", "y.jpg"))
+    assert all(f"{tmp_path / name}: " in done.stderr for name in ("x.jpg", "y.jpg"))
 
 
-def test_a_file_of_classes_has_a_name_for_each_output(files, snapshot, tmp_path):
-    (tmp_path / "names").write_text("\n".join(NAMES[:9]))
-    done = stored_help.stagerun("predict", snapshot, files / "classes", "--classes", tmp_path / "names")
-    assert done.exit_code == 64 and done.stdout == ""
-    assert f"{tmp_path / 'names'} has 9 names, and the network has 10 classes" in done.stderr
-
-
-def test_a_picture_of_another_size_needs_to_be_resized(files, tmp_path):
-    """Without crop_size a network answers pictures of any size, and wrongly."""
-    whole = "transform_param { mean_value: 73 scale: 0.0111 }"
-    schedule = stored_help.make_schedule(tmp_path / "schedule", MODEL, whole, files / "lmdb", 23)
-    snapshot = stored_help.make_snapshot(tmp_path / "out", schedule, seed=5)
-    large = tmp_path / "large.png"
-    cv2.imwrite(str(large), np.full((62, 56), 99, np.uint8))
-    done = stored_help.stagerun("predict", snapshot, large)
-    assert done.exit_code == 65 and "62 x 56 pixels" in done.stderr
-    assert "--resize-height 31 --resize-width 28" in done.stderr
-    assert said("predict", snapshot, large, "--resize-height", 31, "--resize-width", 28)["predictions"]
+def test_names_of_classes_come_from_a_file(files, snapshot, tmp_path):
+    (tmp_path / "names").write_text("\n".join(name.upper() for name in NAMES))
+    path = next((files / "classes").rglob("*.png"))
+    found = said("predict", snapshot, path, "--classes", tmp_path / "names")
+    assert found["snapshots"] == [snapshot.name] and found["predictions"][0]["answers"][0]["name"].startswith("KIND")
 
 
 def test_transparent_pictures_are_seen_on_the_background(snapshot, tmp_path):
@@ -171,7 +160,7 @@ def test_a_stage_and_an_ensemble_of_probabilities_are_asked_by_name(files, tmp_p
     one, other = (shares(path) for path in paths)
     assert np.array_equal(shares("only", "--out", out), one) and not np.allclose(one, other)
     assert np.allclose(shares("both", "--out", out), (one + other) / 2, atol=1e-7)
-    done = stored_help.stagerun("export", "both", "--out", out)
-    assert done.exit_code == 64 and f"`stagerun predict both --out {out}` asks them all" in done.stderr
+    done = stored_help.stagerun("export", "both", "x.pth", "--out", out)
+    assert done.exit_code == 64 and "no ensemble with one network, named `both`" in done.stderr
     stored_help.make_snapshot(out, schedule, seed=9, iter=2)
     assert np.array_equal(shares("only", "--out", out), one)  # half of it is no other end

@@ -82,7 +82,7 @@ def test_a_gpu_is_promised_nothing():
     of = schedule()
     note = told(of, plan(of, inside(of), device="Some GPU"), "main", device="Some GPU")
     assert note is not None and "BIT-EXACT" not in note.text
-    with pytest.raises(ResumeRefused, match="was not verified"):
+    with pytest.raises(ResumeRefused, match="were not verified"):
         require_exact(note)
 
 
@@ -209,7 +209,7 @@ def here(plan: Plan) -> Callable[[Stage], dict[str, str]]:
 def refusal(plan: Plan) -> str:
     with pytest.raises(ResumeRefused) as caught:
         require_same(plan, here(plan))
-    assert "`--redo b_x` goes on here" in caught.value.hint
+    assert "`--redo b_x` trains these stages again here" in caught.value.hint
     return caught.value.message
 
 

@@ -87,7 +87,8 @@ def test_a_raised_trunk_and_its_branches(data, tmp_path):
     make_schedule(schedule, data, MAIN + BELOW)  # 8 iterations
     refused = command("run", schedule, "--out", out, *ALONE, code=78)
     assert (
-        'it started from the end of `main`, which goes on from iteration 5 to 8 (`from: "main@5"` keeps it)' in refused
+        'it started from the end of `main`, which continues from iteration 5 to 8 (`from: "main@5"` keeps it)'
+        in refused
     )
     assert "`--redo end`" in refused and ids(out) == before
 
@@ -98,7 +99,7 @@ def test_a_raised_trunk_and_its_branches(data, tmp_path):
     )
     make_schedule(schedule, data, MAIN + stays)
     said = command("run", schedule, "--out", out, *ALONE)
-    assert "main: resume at 5, goes on from iteration 5 to 8, from main-00000005-a0001, max_iter 5 -> 8 (" in said
+    assert "main: resume at 5, continues from iteration 5 to 8, from main-00000005-a0001, max_iter 5 -> 8 (" in said
     events = [json.loads(line) for line in (out / "log.jsonl").read_text().split('"RunStarted"')[-1].splitlines()[1:]]
     assert [(e["stage"], e["iter"]) for e in events if e["event"] == "StageStarted"] == [("main", 5), ("new", 0)]
     straight = make_schedule(tmp_path / "straight", data, MAIN + stays)
@@ -112,7 +113,7 @@ def test_a_raised_trunk_and_its_branches(data, tmp_path):
     whole = json.loads(next((tmp_path / "whole" / "results").glob("main-*.json")).read_text())
     made = json.loads((out / "results" / "main-00000008-a0002.json").read_text())
     assert all(made[name] == whole[name] for name in ("top1", "loss", "iterations", "train_loss") if name in whole)
-    assert "| main  | seed   |          8 |" in command("report", out)
+    assert "main   seed             8" in command("report", out)
     assert not of(go(schedule, out), Iterated)
     # Stopped on the way, its old end is not its result.
     make_schedule(schedule, data, MAIN + stays, main=FILES["main"].replace("8", "13"))
@@ -164,7 +165,7 @@ def test_its_proofs_are_one_chain_and_its_old_end_is_no_result(data, tmp_path):
         make_schedule(schedule, data, MAIN, main=rate)
         with stagerun.run(schedule, out, threads=1) as run:
             next((event for event in run if isinstance(event, Iterated) and event.iter == 7), None)
-    head = next(line for line in command("report", out).splitlines() if line.startswith("| stage "))
+    head = next(line for line in command("report", out).splitlines() if line.startswith("stage  from"))
     assert "top-1" not in head
     command("run", schedule, "--out", out, *ALONE)
     assert "BIT-EXACT" in command("verify", schedule, "--out", out, *ALONE)

@@ -101,7 +101,9 @@ def shorter(name: str, folder: Path, divisor: float) -> Path:
     for images, count in (("train", TRAIN), ("val", VAL)):
         write_images(folder / f"{name}_{images}", count, shape, classes, encoded=name == "cifar10_alexnet")
         if name == "fashion_longtail":  # `sampling` looks there for labels
-            assert CliRunner().invoke(main, ["data", "index", str(folder / f"{name}_{images}")]).exit_code == 0
+            assert (
+                CliRunner().invoke(main, ["data", "verify", "--index", str(folder / f"{name}_{images}")]).exit_code == 0
+            )
 
     def divided(found: re.Match[str]) -> str:
         number = float(found[2]) / divisor

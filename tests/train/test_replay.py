@@ -32,8 +32,7 @@ from stagerun.cli import main
 from stagerun.language import load
 from stagerun.train.progress import ARRIVALS
 from stagerun.wire.asynchronous import Asynchronous
-from stagerun.wire.replay import Replay
-from stagerun.wire.server import record_of
+from stagerun.wire.replay import Replay, record_of
 
 pytestmark = pytest.mark.long
 
@@ -174,9 +173,9 @@ def refused(replayed: Path, folder: Path, out: Path, *changes: str) -> str:
 def test_mistakes(tmp_path, folder, few):
     lives(folder, tmp_path / "out")
     out, new = tmp_path / "out", tmp_path / "new"
-    assert "is the replay's own output folder" in refused(out, folder, tmp_path / "s" / ".." / "out")
+    assert "is the replay's output folder, too" in refused(out, folder, tmp_path / "s" / ".." / "out")
     for nothing in (tmp_path / "none", few, folder):
-        assert "there is no snapshot of `main` that can be read" in refused(nothing, folder, new)
+        assert "no snapshot of `main` can be read" in refused(nothing, folder, new)
     plain = make_schedule(tmp_path / "plain", few, main="max_iter: 6")
     assert "no stage of nan has `method: ASYNC`" in refused(out, plain, new)
     changed = refused(out, folder, new, "first.base_lr=0.5")
@@ -188,7 +187,7 @@ def test_mistakes(tmp_path, folder, few):
 
 def test_a_run_that_ended_before_the_first_snapshot_has_no_record(tmp_path, folder):
     lives(folder, tmp_path / "out", kill_after=3)
-    assert "there is no snapshot of `main` that can be read" in refused(tmp_path / "out", folder, tmp_path / "new")
+    assert "no snapshot of `main` can be read" in refused(tmp_path / "out", folder, tmp_path / "new")
 
 
 def test_a_snapshot_without_a_record_is_none_of_this_version(tmp_path, folder, monkeypatch):
@@ -200,7 +199,7 @@ def test_a_snapshot_without_a_record_is_none_of_this_version(tmp_path, folder, m
 def test_the_command_finds_them_before_workers_start_and_has_a_folder_of_its_own(tmp_path, folder, monkeypatch):
     monkeypatch.chdir(tmp_path)
     wrong = CliRunner().invoke(main, ["run", str(folder), "--nproc", "1", "--replay", "nowhere"])
-    assert wrong.exit_code == ExitCode.RECIPE and "--replay nowhere: there is no snapshot of `main`" in wrong.output
+    assert wrong.exit_code == ExitCode.RECIPE and "--replay nowhere: no snapshot of `main`" in wrong.output
     assert not (tmp_path / "out").exists()
     both = CliRunner().invoke(main, ["run", str(folder), "--nproc", "1", "--replay", "nowhere", "--redo", "main"])
     assert both.exit_code == ExitCode.RECIPE and "--replay with --redo" in both.output

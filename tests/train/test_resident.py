@@ -13,7 +13,7 @@ from facade import Batch, Cache, DataError, ListRecords, Loader, Note, PadMode, 
 from made_images import raw, stored
 
 from stagerun.comm import SoloComm
-from stagerun.engine.feed import Resident, read_all
+from stagerun.engine.images import Resident, read_all
 from stagerun.train import resident as runner
 
 RECORDS, HEIGHT, WIDTH = 37, 14, 18

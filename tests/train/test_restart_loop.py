@@ -71,7 +71,7 @@ def test_the_fourth_life_is_refused_and_hears_how_the_others_ended(schedule, tmp
         live(schedule, tmp_path, code)
     for _ in range(3):  # it leaves no life itself, or the fifth would go on
         message = refused(schedule, tmp_path)
-        assert f"the last 3 runs in {tmp_path} came to no snapshot and no result" in message
+        assert f"the last 3 runs in {tmp_path} wrote no snapshot and no result" in message
         assert f"life 1 (process {os.getpid()} on" in message and "was killed, or crashed; life 2" in message
         assert "ended with exit code 69; life 3" in message and message.endswith("ended with exit code 70")
     assert len(os.listdir(tmp_path / "lives")) == 3
@@ -150,7 +150,7 @@ Keeper(load(sys.argv[1], ()), Path(sys.argv[2])).open(); os.kill(os.getpid(), si
     assert "hint: " in done.stderr and "--retry" in done.stderr
     told = small.stagerun("status", base / "schedule", "--out", tmp_path)
     assert "killed, or ended without a word, before anything was logged: " in told.stdout
-    assert "the last 3 runs got no further, so `stagerun run` asks for --retry" in told.stdout, told.stdout
+    assert "the last 3 runs made no progress, so `stagerun run` asks for --retry" in told.stdout, told.stdout
 
 
 # ---- taken over by another host
@@ -228,7 +228,7 @@ def test_status_says_when_the_same_command_would_not_go_on(base, schedule, tmp_p
     for number in range(1, LIMIT + 1):
         live(schedule, tmp_path, 69)
         text = stored_help.stagerun(*words).stdout
-        assert ("goes on" in text) == (number < LIMIT) and ("--retry" in text) == (number == LIMIT), text
+        assert ("resumes" in text) == (number < LIMIT) and ("--retry" in text) == (number == LIMIT), text
     assert "--retry" not in stored_help.stagerun(*words, "--set", "determinism=ELASTIC").stdout
 
 

@@ -2,10 +2,11 @@
 
 import fcntl
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -75,10 +76,15 @@ def test_copied_before_training(base, disk, tmp_path):
 @pytest.mark.long
 def test_a_stop_while_images_are_copied_loses_nothing(base, disk, tmp_path):
     asked = count()
-    with locked(disk / HOME / "lock"):
+    events(base, tmp_path / "first", disk)
+    copies = [folder.name for folder in (disk / HOME).iterdir() if folder.is_dir()]
+    shutil.rmtree(disk / HOME)
+    with ExitStack() as locks:
+        for name in copies:
+            locks.enter_context(locked(disk / HOME / f"{name}.lock"))
         seen = events(base, tmp_path / "out", disk, stop=lambda: next(asked) > 2)
     assert isinstance(seen[-1], Stopped) and (seen[-1].stage, seen[-1].iter) == ("init", 0)
-    assert "the copy goes on where it was" in seen[-1].reason
+    assert "the next run resumes the copy" in seen[-1].reason
     events(base, tmp_path / "out", disk)
     assert processes.ends(tmp_path / "out") == processes.ends(base / "plain")
 
@@ -103,7 +109,7 @@ class Rank:
     def gather_bytes(self, data: bytes) -> list[bytes]:
         return self._all(data)
 
-    def all_reduce(self, tensor: torch.Tensor) -> Callable[[], None]:
+    def all_reduce(self, tensor: torch.Tensor, doing: str = "") -> Callable[[], None]:
         both = self._all(tensor.clone())
         tensor.copy_(both[0] + both[1])
         return lambda: None
@@ -123,8 +129,6 @@ def on_two_ranks(data: list[Data]) -> list[Any]:
             return found, end.value
         except StagerunError as error:
             return error
-        finally:
-            copying.close()
 
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(work, range(2)))

@@ -8,7 +8,7 @@ import contract
 import numpy as np
 import pytest
 from caffe_lies import layer_bytes
-from facade import MOMENTUM, WEIGHTS, DataError, binary, blob_names, decode, looked_at, remember
+from facade import MOMENTUM, WEIGHTS, DataError, binary, decode, looked_at, remember
 
 from stagerun.language import load
 
@@ -65,7 +65,7 @@ def test_the_run_after_caffes_snapshot_a_resumed_one_and_another_state(tmp_path)
     run = stagerun("run", "s", "--out", "a", "--nproc", 1, "--threads", 1, folder=tmp_path)
     assert run.startswith("0") and "iterations 75 to 150, batch 64, from its .solverstate" in run, run
     found = tensors(tmp_path / "a", WEIGHTS)
-    for name, value in blob_names.tensors((GOLDEN / "end.caffemodel").read_bytes()).items():
+    for name, value in binary.tensors((GOLDEN / "end.caffemodel").read_bytes()).items():
         # Rates here are computed in double, and Caffe's in float32.
         np.testing.assert_allclose(found[name], value, atol=2e-6 * np.abs(value).max())
     assert "done" in stagerun("plan", "s", "--out", "a", folder=tmp_path)
@@ -95,13 +95,13 @@ def test_a_state_that_is_written_while_the_run_starts(tmp_path):
 
 # What `run` says before the first update, `check` says, too, but where a stage begins: that `plan` knows.
 EARLY = {
-    'solverstate: "state/end.solverstate"': "is of iteration 150, and stage `a` ends at 150",
-    f"{STATE} momentum_form: TORCH": "Caffe remembers steps, and this form gradients",
-    f"{STATE} sync_param {{ method: LOCAL replicas: 2 period: 2 }}": "in no .solverstate",
-    f'{STATE} weights {{ file: "x" }}': "names its own weights",
+    'solverstate: "state/end.solverstate"': "has iteration 150, and stage `a` ends at 150",
+    f"{STATE} momentum_form: TORCH": "Caffe stores steps, and this form gradients",
+    f"{STATE} sync_param {{ method: LOCAL replicas: 2 period: 2 }}": "a .solverstate lacks its history",
+    f'{STATE} weights {{ file: "x" }}': "names its weights",
     f'{STATE} }} }} stage {{ name: "b" from: "a@75" solver_param {{': "`a` begins at 75",
     f'}} }} stage {{ name: "b" solver_param {{ {STATE}': "`solverstate` in stage `b`, which starts from `a`",
-    f'{STATE} type: "Adam" momentum2: 0.99': "remembers 8 blobs, and type `Adam` 16",
+    f'{STATE} type: "Adam" momentum2: 0.99': "holds 8 blobs, and type `Adam` needs 16",
     f'{STATE} lr_policy: "multistep" gamma: 0.1 stepvalue: 20 stepvalue: 60': "has passed 0 steps, and by iteration 75",
     'weights { file: "other.caffemodel" strict: false }': "other.caffemodel",
     'freeze: "**"': "there is nothing to train",

@@ -13,8 +13,7 @@ from facade import DataError, Solver, encode, make_state, tensors_in
 from torch import nn
 
 from stagerun.cli import main
-from stagerun.models import BatchNorm2d
-from stagerun.tools.weights import fetch
+from stagerun.models import BatchNorm2d, vision
 
 HELD = {"fc.weight": torch.arange(6.0).reshape(2, 3), "fc.bias": torch.zeros(2, dtype=torch.float16)}
 
@@ -120,8 +119,8 @@ def address(request, monkeypatch, tmp_path):
         where = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setenv("HF_ENDPOINT", where)
         stem = f"resnet18-{hashlib.sha256(data).hexdigest()[:8]}"
-        known = {"resnet18": [(stem, f"{where}/{stem}.pth")]}
-        monkeypatch.setattr(fetch, "published", lambda name: known.get(name, []))
+        known = {"resnet18": {stem: f"{where}/{stem}.pth"}}
+        monkeypatch.setattr(vision, "published", lambda name: known.get(name, {}))
         yield request.param
         server.shutdown()
 
@@ -144,12 +143,12 @@ def test_fetch_downloads_what_is_as_published(address, tmp_path):
     files = [path for path in tmp_path.rglob("*") if path.is_file() and folder not in path.parents]
     kept = [path.read_bytes() for path in files if path.stat().st_size > 100]
     if address == "changed":
-        assert done.exit_code == 69 and "what came has digest" in done.output and not kept
+        assert done.exit_code == 69 and "invalid hash value" in done.output and not kept
         return
     assert done.output.count("digest as published") == 2, done.output
     assert len(kept) > 1 and set(kept) == {encode(HELD)}
     again = CliRunner().invoke(main, ["check", str(folder), "--fetch"])
-    assert again.output.count("is there") == 2
+    assert again.output.count("exists: ") == 2
     wrong = CliRunner().invoke(
         main, ["check", "--fetch", str(schedule(tmp_path / "s", "torchvision/resnet1", "timm/missing"))]
     )

@@ -1,4 +1,4 @@
-"""What protos/stagerun.proto says of the language's fields. `scripts/proto` generates stagerun_pb2, enums_pb2 and comments.json."""
+"""The language's fields from protos/stagerun.proto. `scripts/dev proto` generates stagerun_pb2, enums_pb2 and comments.json."""
 
 import json
 from functools import cache
@@ -13,20 +13,20 @@ _MESSAGES = stagerun_pb2.DESCRIPTOR.message_types_by_name
 
 @cache
 def comments() -> dict[str, str]:
-    """The comments by "Message.field", "Enum.VALUE" etc.: the manual."""
-    found: dict[str, str] = json.loads(Path(__file__).with_name("comments.json").read_bytes())
-    return found
+    """Return the comments by "Message.field", "Enum.VALUE" etc.: the manual."""
+    by_name: dict[str, str] = json.loads(Path(__file__).with_name("comments.json").read_bytes())
+    return by_name
 
 
 def message_of(kind: type) -> Descriptor | None:
-    """The message that a class of `recipe` has the values of; None if the language has none."""
+    """Return the message of a class of `recipe`; None if the language has none."""
     name = {"Stage": "StageEntry", "ParamRule": "ParamSpec"}.get(kind.__name__, kind.__name__)
     return _MESSAGES.get(name) or _MESSAGES.get(f"{name}Parameter")
 
 
 def path_to(kind: type, attribute: str) -> tuple[FieldDescriptor, ...]:
-    """The fields that lead to an attribute of a class of `recipe`: the field of that name, or that with `_param` behind it; else one inside a
-    message, `carry_data` for `data` in `carry`. () for what the language has no field for."""
+    """Return the fields that lead to an attribute of a class of `recipe`: the field with its name, or with `_param` appended; else a field inside
+    a message, `carry_data` for `data` in `carry`; () for an attribute without a field."""
     message = message_of(kind)
     fields = message.fields_by_name if message is not None else {}
     for name in (attribute, f"{attribute}_param", attribute.rstrip("_")):
@@ -42,7 +42,7 @@ def path_to(kind: type, attribute: str) -> tuple[FieldDescriptor, ...]:
 
 @cache
 def default(field: FieldDescriptor) -> bool | int | float | str | None:
-    """The default that the .proto states: an enum's by name, None where there is none."""
+    """Return the default that the .proto states: an enum's by name, None without a default."""
     if not field.has_default_value:
         return None
     if field.enum_type is not None:

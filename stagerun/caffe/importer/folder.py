@@ -1,18 +1,25 @@
-"""The files of a folder of Caffe's: the one place of the import that reads."""
+"""The files of a folder of Caffe's: solvers, nets with their data layers, LMDBs. Only `CaffeFolder` reads the disk."""
 
 import io
 import os
+import posixpath
 import re
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
-from stagerun.base.errors import DataError, StagerunError, UsageError
+from stagerun.base.errors import DataError, Problems, Span, StagerunError, UsageError, nearest
+from stagerun.caffe.data_layers import channel_means, translated
+from stagerun.caffe.text import read
 from stagerun.language.disk import first_record
-from stagerun.language.parse import LARGEST
+from stagerun.language.lexer import Token, shown
+from stagerun.language.parse import LARGEST, Reader, parse
 from stagerun.language.proto import caffe_pb2
+from stagerun.language.tree import Block, Entry, View, quoted
 from stagerun.system.files import upward
 from stagerun.system.image_sets import first_value
 from stagerun.system.lmdb_file import check_file
@@ -22,16 +29,16 @@ SCRIPTS = (".sh", ".bash")
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Of an LMDB at `place`. `number` is 0 if nothing says it; `counted`: in the LMDB."""
+    """The images of an LMDB. `number` is 0 if unknown; `counted`: in the LMDB."""
 
-    place: str
+    path: str
     number: int = 0
     channels: int | None = None
     counted: bool = True
 
 
 class CaffeFolder:
-    """Paths in its files lead from the folder or from one above it, where Caffe was started. DataError."""
+    """A folder whose files have paths relative to it or to a folder above it, where Caffe was started. DataError."""
 
     def __init__(self, folder: str) -> None:
         if not folder:
@@ -43,13 +50,13 @@ class CaffeFolder:
         self._folder = os.path.abspath(folder)
 
     def scripts(self) -> dict[str, bytes]:
-        """Scripts first, 2_collapse.sh before 10_again.sh, then READMEs."""
-        found = self.files(lambda name: name.endswith(SCRIPTS) or name.upper().startswith("README"))
+        """Return the scripts, 2_collapse.sh before 10_again.sh, then the READMEs."""
+        scripts = self.files(lambda name: name.endswith(SCRIPTS) or name.upper().startswith("README"))
 
         def rank(name: str) -> tuple[bool, str]:
             return not name.endswith(SCRIPTS), re.sub("[0-9]+", lambda digits: digits[0].zfill(9), name)
 
-        return {name: found[name] for name in sorted(found, key=rank)}
+        return {name: scripts[name] for name in sorted(scripts, key=rank)}
 
     def files(self, wanted: Callable[[str], bool]) -> dict[str, bytes]:
         with _reading(self._folder):
@@ -58,43 +65,43 @@ class CaffeFolder:
         return {name: _bytes(path) for name, path in paths.items() if os.path.isfile(path)}
 
     def net(self, path: str) -> tuple[str, bytes] | None:
-        """The place of a net, by its path or beside the solver, and its text."""
-        beside = os.path.join(self.shown, os.path.basename(path))
-        there = next(filter(os.path.isfile, (*self._places(path), beside)), "")
-        return (there, _bytes(there)) if there else None
+        """Return the path and the text of a net, searched by its path and next to the solver."""
+        sibling = os.path.join(self.shown, os.path.basename(path))
+        file = next(filter(os.path.isfile, (*self._candidates(path), sibling)), "")
+        return (file, _bytes(file)) if file else None
 
     def file(self, path: str) -> str:
-        """The absolute path of what a path of Caffe's means; '' if there is no such file."""
+        """Return the absolute path that a path of Caffe's means; '' if no such file exists."""
         # Only a regular file: opening a FIFO would wait, and reading a device may never end.
-        there = next(filter(os.path.isfile, self._places(path)), "")
-        return os.path.abspath(there) if there else ""
+        file = next(filter(os.path.isfile, self._candidates(path)), "")
+        return os.path.abspath(file) if file else ""
 
     def mean_file(self, path: str) -> tuple[str, bytes] | None:
-        return (there, _bytes(there, 64_000_000)) if (there := self.file(path)) else None
+        return (file, _bytes(file, 64_000_000)) if (file := self.file(path)) else None
 
     def lmdb(self, path: str) -> Count | None:
-        """None if it isn't there. One that can't be read has no number: `run` will say why."""
-        if (place := next(filter(os.path.isdir, self._places(path)), None)) is None:
+        """Count the images of an LMDB; None if it is missing. An unreadable LMDB counts 0: `run` reports why."""
+        if (lmdb := next(filter(os.path.isdir, self._candidates(path)), None)) is None:
             return None
         number, channels = 0, None
         with suppress(StagerunError):
-            number, first = check_file(place), first_record(place)
-            channels = (first.channels or _channels_of_image(place)) if first is not None else None
-        return Count(os.path.abspath(place), number, channels)
+            number, first = check_file(lmdb), first_record(lmdb)
+            channels = (first.channels or _channels_of_image(lmdb)) if first is not None else None
+        return Count(os.path.abspath(lmdb), number, channels)
 
-    def _places(self, path: str) -> Iterator[str]:
-        """Where a path may lead: from the folder, or from each one above it."""
+    def _candidates(self, path: str) -> Iterator[str]:
+        """Yield the path relative to the folder, then to each folder above it."""
         if not path or "\0" in path:
             return
         yield os.path.normpath(os.path.join(self.shown, path))
         for above in upward(self._folder):
-            place = os.path.normpath(os.path.join(above, path))
-            short = os.path.relpath(place)
-            yield place if short.startswith("..") else short
+            candidate = os.path.normpath(os.path.join(above, path))
+            short = os.path.relpath(candidate)
+            yield candidate if short.startswith("..") else short
 
 
 def _channels_of_image(path: str) -> int | None:
-    """Those of the first record of an LMDB, an encoded image; None where it can't be read."""
+    """Return the channels of the encoded image in an LMDB's first record; None if unreadable."""
     from PIL import Image
 
     with suppress(DecodeError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
@@ -115,3 +122,216 @@ def _reading(shown: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(f"{shown}: can't be read: {error.strerror}", "check the disk, and its permissions") from error
+
+
+# -- solver files, an import's findings, and the written lines
+
+SOLVER: Descriptor = caffe_pb2.SolverParameter.DESCRIPTOR
+COMMENT_COLUMN = 34  # start of a field's comment, as in the folders of solvers/
+GAP = "\0"  # before a comment, until the comments are aligned
+_SOLVERS = re.compile(rb"^[^#\n]*\b(?:base_lr|lr_policy|max_iter|net|train_net|solver_mode|snapshot_prefix)\s*:", re.M)
+_LAYERS = re.compile(rb"^[^#\n]*\blayers?\s*[:{<]", re.M)
+
+
+class Findings:
+    """`mistakes` stop the import. `left` is listed in its output and in the head of schedule.prototxt."""
+
+    def __init__(self) -> None:
+        self.mistakes = Problems()
+        self.left: list[str] = []
+
+    def leave(self, span: Span, what: str, why: str, todo: str = "") -> None:
+        """List `what` differs from Caffe's folder, why, and what the user can do."""
+        location = f"{span.path}:{span.line}" if span.line else span.path
+        text = f"{location}: {what}: {why}" + (f"; {todo}" if todo else "")
+        if text not in self.left:  # a net that five solvers name is visited five times
+            self.left.append(text)
+
+
+class SolverReader(Reader):
+    """The grammar, with Caffe's names in the hints."""
+
+    def unknown(self, kind: Descriptor, name: Token, doubtful: set[str]) -> None:
+        if hint := nearest(name.text, kind.fields_by_name):
+            doubtful.add(hint.split("`")[1])
+        if name.text == "weights":
+            hint = "take it out, and give it as `--weights` in the `caffe train` line of a README or script"
+        if name.text != "layer_wise_reduce":  # BVLC's later Caffe sums gradients by it: not part of a recipe
+            hint = hint or f"no version of Caffe's {kind.name} has it"
+            self.fail(name, f"{kind.name} has no field `{shown(name.text)}`", hint)
+        self.pass_over()
+
+
+@dataclass(frozen=True, slots=True)
+class SolverText:
+    path: str
+    lines: Sequence[str]
+    block: Block
+
+    @property
+    def view(self) -> View:
+        return View(self.block)
+
+    def whole(self, name: str) -> int:
+        return self.view.whole(name) or 0
+
+    def comment(self, name: str) -> str:
+        """Return the comment after a field's last value; '' without a comment."""
+        span = self.block.entries[name].values[-1].span
+        comment = re.match(r"\s*[;,]?\s*#+(.*)", self.lines[span.line - 1][span.column - 1 + span.width :])
+        return plain(comment[1], " ").strip() if comment else ""
+
+
+def read_solver(path: str, data: bytes, mistakes: Problems) -> SolverText:
+    block = parse(path, data, SOLVER, mistakes, SolverReader)
+    text = data.decode(errors="replace").removeprefix("\N{BYTE ORDER MARK}")
+    return SolverText(path, text.split("\n"), block)
+
+
+def is_solver(data: bytes) -> bool:
+    """Return whether a .prototxt is a solver's rather than a net's."""
+    return _SOLVERS.search(data) is not None and (_LAYERS.search(data) is None or b"net_param" in data)
+
+
+def of_type(layers: Sequence[Block], *types: str) -> Iterator[Block]:
+    return (layer for layer in layers if layer.text("type") in types)
+
+
+Settings = dict[str, str]  # the text of each field of stagerun's Solver: one line, or a message
+
+
+def setting(name: str, value: str, comment: str = "") -> str:
+    return with_comment(f"{name}: {value}", comment)
+
+
+def with_comment(text: str, comment: str) -> str:
+    return f"{text}{GAP}# {comment}" if comment else text
+
+
+def aligned(text: str) -> str:
+    """Put the comments into their column."""
+    return re.sub(f"(?m)^(.*){GAP}", lambda match: f"{match[1]:<{COMMENT_COLUMN - 2}}  ", text)
+
+
+def message(name: str, inside: str, comment: str = "") -> str:
+    """Return `name { ... }` over several lines."""
+    return f"{with_comment(f'{name} {{', comment)}\n{textwrap.indent(inside, '  ')}\n}}"
+
+
+def plain(text: str, instead: str = "?") -> str:
+    """Return the text for a comment, with `instead` for characters that don't print."""
+    return "".join(c if c.isprintable() else instead for c in text)
+
+
+def value_of(entry: Entry) -> str:
+    """Return a scalar field's value as written in Caffe's file: one value, or a list."""
+    texts = ", ".join(v.text for v in entry.values)
+    return texts if len(entry.values) == 1 else f"[{texts}]"
+
+
+# -- nets, and the facts of their data layers
+
+_READS = re.compile(r' type: "(?:Data|ImageData|DummyData|Input)" ')
+
+
+@dataclass(frozen=True, slots=True)
+class CaffeNet:
+    """A net as read. `computing`: its layers in canonical form without the data layers."""
+
+    path: str
+    data: bytes
+    file: Block
+    layers: tuple[Block, ...]
+    computing: list[str]
+
+
+def net_of(
+    solver: SolverText, folder: CaffeFolder, nets: dict[str, CaffeNet | None], findings: Findings
+) -> CaffeNet | None:
+    """Return the net to train, read once into `nets`; None after a mistake."""
+    field = "train_net" if "train_net" in solver.block.entries else "net"
+    name = solver.view.text(field) or ""
+    if (path_and_data := folder.net(name)) is None:
+        if name:  # else `check_solver` reports it
+            message = f"the net `{name}` is missing"
+            findings.mistakes.add(solver.view.place(field), message, "copy the net next to the solver")
+        return None
+    path, data = path_and_data
+    if path not in nets:
+        nets[path] = None
+        if (net := read(data, path, findings.mistakes)) is not None:
+            computing = [line for line in net.canonical().splitlines() if not _READS.search(line)]
+            nets[path] = CaffeNet(path, data, net.file, net.layers, computing)
+    return nets[path]
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """One data layer, and its `data_param`. `batch`: images of one worker's forward pass. `channels` is None if the layer lacks them."""
+
+    settings: View
+    source: str
+    batch: int
+    shuffle: bool
+    channels: int | None
+    transform: str
+
+
+def images_of(layers: Sequence[Block], phase: str, findings: Findings, folder: CaffeFolder) -> Images | None:
+    """Return the images of a net in one phase; None if no layer reads any."""
+    readers = list(of_type(layers, "Data"))
+    if not readers:
+        return None
+    for other in readers[1:]:
+        findings.leave(other.place, f"layer `{other.text('name') or ''}`", f"a second source in {phase} is not read")
+    layer = readers[0]
+    settings, moved = View(layer).inside("data_param"), View(layer).inside("transform_param")
+    for name, example in (("source", 'source: "/path/to/lmdb"'), ("batch_size", "batch_size: 32")):
+        if not settings.scalar(name):
+            findings.mistakes.add(layer.place, f"the layer has no `{name}` in `data_param`", f"write `{example}`")
+    if settings.text("backend") == "LEVELDB":
+        why = "LevelDB, which is also the default, is not read"
+        findings.leave(settings.place("backend"), "backend", why, "make an LMDB of it: `stagerun data import`")
+    mean = folder.mean_file(moved.text("mean_file") or "")
+    numbers = channel_means(mean[1]) if mean is not None else moved.numbers("mean_value")
+    channels = 1 if moved.flag("force_gray") else 3 if len(numbers or ()) == 3 else None
+    source, batch = settings.text("source") or "", settings.whole("batch_size") or 0
+    transform: list[str] = []
+    if (param := layer.block("transform_param")) is not None:
+        block, lost = translated(param, phase == "TEST", folder.mean_file)
+        transform = _lines(block)
+        for one in lost:
+            findings.leave(one.place, one.field, one.why, one.hint)
+            if one.field == "mean_file" and not one.harmless:
+                transform.append(setting("mean_value", "?", "the mean of each channel?"))
+    return Images(settings, source, batch, settings.flag("shuffle"), channels, "\n".join(transform))
+
+
+def _lines(block: Block) -> list[str]:
+    lines: list[str] = []
+    for name, entry in block.entries.items():
+        if (inner := block.block(name)) is not None:
+            inside, short = _lines(inner), name == "resize_param"
+            lines.append(f"{name} {{ {' '.join(inside)} }}" if short else message(name, "\n".join(inside)))
+        elif name == "mean_file":
+            lines.append(f"{name}: {quoted(str(entry.values[0].value))}")
+        else:
+            three = name == "mean_value" and len(entry.values) == 3
+            lines.append(setting(name, value_of(entry), "B, G, R" if three else ""))
+    return lines
+
+
+def count_images(images: Images, number: int | None, folder: CaffeFolder, findings: Findings) -> Count:
+    """Count the images in the LMDB; `number` overrides the count."""
+    counted = folder.lmdb(images.source)
+    if counted is None and not posixpath.isabs(images.source):
+        why = "the LMDB is missing, as seen from Caffe's folder; correct `source`: its path starts at the schedule's folder"
+        findings.leave(images.settings.place("source"), "source", why)
+    counted = counted or Count(images.source)
+    return counted if number is None else replace(counted, number=number, counted=False)
+
+
+def source_lines(count: Count) -> str:
+    """Return the inside of `train` or `val`."""
+    why = "" if not count.counted else "counted in the LMDB" if count.number else "how many records has it?"
+    return f"source: {quoted(count.path)}\n{setting('images', str(count.number), why)}"

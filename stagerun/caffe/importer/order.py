@@ -1,5 +1,5 @@
-"""The stages of a folder of Caffe's in their order, what each starts from, and its workers: by the `caffe train` lines of scripts and READMEs,
-which are read and never run. What they leave open is a mistake with the candidates: `--order` or `--workers` says it."""
+"""Order, starts and workers of the stages in a folder of Caffe's: read from the `caffe train` lines of scripts and READMEs, which are never
+run. Whatever they leave open is a mistake that lists the candidates for `--order` or `--workers`."""
 
 import posixpath
 import re
@@ -8,10 +8,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from stagerun.base.errors import Problem, Problems, RecipeError, Span, UsageError, listing, nearest
-from stagerun.caffe.importer.folder import CaffeFolder
-from stagerun.caffe.importer.text import Findings, is_solver, read_solver
-from stagerun.language.tree import SCHEDULE
-from stagerun.language.view import Doubtful
+from stagerun.caffe.importer.folder import CaffeFolder, Findings, is_solver, read_solver
+from stagerun.language.tree import SCHEDULE, Doubtful
 
 # A line end, `;`, `&&` and `|` stand between two commands; `2>&1` belongs to one.
 _COMMAND = re.compile(r"""(?:"[^"\n]*"|'[^'\n]*'|[<>]&|&>|[^\n;|&])+""")
@@ -20,11 +18,11 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _TRAIN = re.compile(r"(?<!\S)(\S++)\s++train(?!\S)")
 _OPTION = r"(?<!\S)--?(?:%s)(?:=|\s+)(\S+)"  # its value comes after `=` or as the next word
 _CAFFE = re.compile(r"[`(\"']*(?!-)(?:.*/)?caffe(?:\.bin|\.exe)?[\"']?")
-# A variable that no line sets may stand for a launcher.
+# A variable that no line sets may be a launcher.
 _LAUNCHER = re.compile(r"(?<![\w-])(?:mpirun|mpiexec|srun|prun|ibrun)(?:\.\w+)?(?!\S)|(?<!\S)\$(?!\w*DOCKER)\w+(?!\S)")
-# A command goes on after a comment, a backslash, and, as READMEs break lines, where the next line begins with an option,
+# A command continues after a comment, a backslash, and, as READMEs break lines, if the next line begins with an option,
 # or with `caffe train` below a launcher and its options.
-_GOES_ON = re.compile(r"(?m)(?:^|(?<=[ \t]))#.*|\\[ \t\r]*\n|\n(?=[ \t]*-)")
+_CONTINUED = re.compile(r"(?m)(?:^|(?<=[ \t]))#.*|\\[ \t\r]*\n|\n(?=[ \t]*-)")
 _LAUNCHED_WITH = r"[ \t]+(?:--?(?:genv|env|mca)[ \t]+\S+[ \t]+\S+|-\S+(?:[ \t]+[^-\s]\S*)?)"
 _BELOW = re.compile(rf"(?:{_LAUNCHER.pattern})(?:{_LAUNCHED_WITH})*+[ \t\r]*\n(?=[ \t]*\S+[ \t]+train\s)")
 _SNAPSHOT = re.compile(r"(?:(.*)_iter_(\d{1,18})|.*?)(\.\w+)(?:\.h5)?", re.DOTALL)
@@ -36,14 +34,15 @@ class Word(NamedTuple):
 
 
 class Workers(NamedTuple):
-    """`number`: 0 is unknown. `nodes`: whether an MPI launcher starts several, or --workers says so: Intel's several nodes."""
+    """A stage's workers. `number`: 0 if unknown. `nodes`: several processes of an MPI launcher or by --workers, Intel's several nodes."""
 
     number: int
     nodes: bool
 
 
 class TrainLine(NamedTuple):
-    """A command. `file`: its solver's, without folders. `start`: what `option` names, --weights or --snapshot. `workers`: None if unsaid."""
+    """A command. `file`: its solver's name without folders. `start`: the value of `option`, --weights or --snapshot. `workers`: None if
+    unknown."""
 
     file: str
     solver: Word
@@ -53,9 +52,9 @@ class TrainLine(NamedTuple):
 
 
 def train_lines(path: str, text: str) -> Iterator[TrainLine]:
-    """The commands in the order of the file."""
+    """Yield the commands in the order of the file."""
     variables: dict[str, str] = {}
-    joined = _GOES_ON.sub(lambda match: " " * len(match[0]), text)  # places stay
+    joined = _CONTINUED.sub(lambda match: " " * len(match[0]), text)  # positions stay
     joined = _BELOW.sub(lambda match: match[0][:-1] + " ", joined)
 
     def put_in(part: str) -> str:
@@ -64,9 +63,9 @@ def train_lines(path: str, text: str) -> Iterator[TrainLine]:
     def value(option: str, begin: int, end: int) -> Word | None:
         if (match := re.compile(_OPTION % option).search(joined, begin, end)) is None:
             return None
-        said, at = match[1].rstrip("\\,.)`"), match.start(1)
-        span = Span(path, text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at), len(said) or 1)
-        return Word(re.sub(r"[\"'`]", "", put_in(said)).rstrip("\\,.)"), span)
+        word, at = match[1].rstrip("\\,.)`"), match.start(1)
+        span = Span(path, text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at), len(word) or 1)
+        return Word(re.sub(r"[\"'`]", "", put_in(word)).rstrip("\\,.)"), span)
 
     for command in _COMMAND.finditer(joined):
         if assignment := _ASSIGNMENT.fullmatch(command[0]):
@@ -86,13 +85,13 @@ def train_lines(path: str, text: str) -> Iterator[TrainLine]:
             gpus = gpu.text.count(",") + 1 if gpu and re.fullmatch(r"\d+(,\d+)*", gpu.text) else 0
             workers = Workers((nodes if launched else 1) * (gpus if gpu else 1), launched and nodes > 1)
             option = "--snapshot" if snapshot else "--weights" if weights else "--solver"
-            known = workers if launched or gpu else None
-            yield TrainLine(posixpath.basename(solver.text), solver, snapshot or weights, option, known)
+            counted = workers if launched or gpu else None
+            yield TrainLine(posixpath.basename(solver.text), solver, snapshot or weights, option, counted)
 
 
 class Step(NamedTuple):
-    """A stage. `parents`: `main` or `main@7638`; without them it starts from `start`, or fresh weights. It saves PREFIX_iter_N at each
-    `every` and at `length`, as Caffe counts; 0 is open. `begins`: its first iteration, after another solver's snapshot."""
+    """A stage. `parents`: `main` or `main@7638`; without parents it starts from `start`, or fresh weights. It saves PREFIX_iter_N at each
+    `every` and at `length`, in Caffe's count; 0 is unknown. `begins`: its first iteration, after another solver's snapshot."""
 
     name: str
     file: str
@@ -104,52 +103,52 @@ class Step(NamedTuple):
     start: Word | None = None
 
     def saves(self, iteration: int) -> bool:
-        here = iteration == self.length or (self.every > 0 and iteration % self.every == 0)
-        return here and self.begins < iteration <= self.length
+        due = iteration == self.length or (self.every > 0 and iteration % self.every == 0)
+        return due and self.begins < iteration <= self.length
 
 
 def ordered_steps(
-    folder: CaffeFolder, texts: Mapping[str, bytes], order: Sequence[str], found: Findings
+    folder: CaffeFolder, texts: Mapping[str, bytes], order: Sequence[str], findings: Findings
 ) -> tuple[list[Step], list[TrainLine]]:
     """Return the stages, parents first, and the commands. `texts`: the .prototxt files. UsageError, RecipeError."""
     names = names_of([file for file, data in texts.items() if is_solver(data)])
-    place = Span(folder.shown or ".", 1, 1)
+    span = Span(folder.shown or ".", 1, 1)
     if not names:
         hint = "a solver is a .prototxt with `base_lr`, `lr_policy`, `max_iter` and `net`"
-        raise RecipeError([Problem("there is no solver file in this folder", place, hint=hint)])
+        raise RecipeError([Problem("this folder has no solver file", span, hint=hint)])
     lines: list[TrainLine] = []
     for script, data in folder.scripts().items():
         path, text = posixpath.join(folder.shown, script), data.decode(errors="replace").replace("\0", " ")
         lines += train_lines(path, text)
-        found.mistakes.file(path, text)
-    lines.sort(key=lambda line: line.start is not None)  # what starts from nothing comes first
+        findings.mistakes.file(path, text)
+    lines.sort(key=lambda line: line.start is not None)  # fresh starts come first
     single: dict[tuple[str, ...], TrainLine] = {}
-    for line in lines:  # scripts and READMEs say the same
+    for line in lines:  # scripts and READMEs repeat each other
         single.setdefault((line.file, line.option, posixpath.basename(line.start.text if line.start else "")), line)
     roots = {line.solver.span.path for line in single.values() if line.start is None and line.file in names}
     named = list(names) if len(names) == 1 and not (order or lines) else _in_order(order, names)
     if not named and (not lines or len(roots) > 1):
-        several = "`caffe train` lines train several things from the beginning; the solvers are"
-        what = several if lines else "no `caffe train` line says the order of the solvers"
+        several = "`caffe train` lines start several solvers from fresh weights; the solvers are"
+        what = several if lines else "no `caffe train` line names the order of the solvers"
         candidates = ", ".join(f"{file} ({name})" for file, name in names.items())
         first = next(iter(names.values()))
-        hint = f"give it with `--order {','.join(names.values())}`, say; `--order {first}` imports that one alone"
-        raise RecipeError([Problem(f"{what}: {candidates}", place, hint=hint)])
-    chain = Chain(folder, {file: _step(name, file, texts[file]) for file, name in names.items()}, found)
+        hint = f"for example, give `--order {','.join(names.values())}`; `--order {first}` imports only that one"
+        raise RecipeError([Problem(f"{what}: {candidates}", span, hint=hint)])
+    chain = Chain(folder, {file: _step(name, file, texts[file]) for file, name in names.items()}, findings)
     if named:
         chain.follow(named, single.values())
     else:
         chain.read(single.values())
     if chain.steps and (unused := [file for file in names if file not in chain.steps]):
         why = "`--order` does not name them" if order else "no `caffe train` line names them"
-        found.leave(Span(place.path, 0, 1), "other solvers are left out", f"{why}: {', '.join(unused)}")
+        findings.leave(Span(span.path, 0, 1), "other solvers are left out", f"{why}: {', '.join(unused)}")
     return list(chain.steps.values()), lines
 
 
 def _step(name: str, file: str, data: bytes) -> Step:
-    solver = read_solver(file, data, Problems())  # its mistakes are found again if it is a stage
+    solver = read_solver(file, data, Problems())  # its mistakes are reported later, if it is a stage
     with suppress(Doubtful):
-        # Without a prefix, Caffe takes the solver's own name (BVLC), or fails.
+        # Without a prefix, Caffe uses the solver's name (BVLC), or fails.
         prefix = solver.view.text("snapshot_prefix") or file.removesuffix(".prototxt")
         return Step(name, file, prefix, solver.whole("max_iter"), solver.whole("snapshot"))
     return Step(name, file)
@@ -158,16 +157,16 @@ def _step(name: str, file: str, data: bytes) -> Step:
 class Chain:
     """The stages so far, by solver file. `solvers`: each solver as a stage without a start."""
 
-    def __init__(self, folder: CaffeFolder, solvers: Mapping[str, Step], found: Findings) -> None:
-        self.folder, self.solvers, self.found = folder, solvers, found
+    def __init__(self, folder: CaffeFolder, solvers: Mapping[str, Step], findings: Findings) -> None:
+        self.folder, self.solvers, self.findings = folder, solvers, findings
         self.steps: dict[str, Step] = {}
 
     def read(self, lines: Collection[TrainLine]) -> None:
-        """Each starts from what those before it make, else from a file that is there."""
+        """Add the stages of `lines`; each starts from a snapshot of an earlier stage, else from an existing file."""
         for line in lines:
             step = self.start(line)
             if isinstance(step, Problem):
-                self.found.mistakes.add(step.span, step.message, step.hint)
+                self.findings.mistakes.add(step.span, step.message, step.hint)
                 if line.file in self.solvers:
                     self.steps.setdefault(line.file, self.solvers[line.file])
                 continue
@@ -175,11 +174,11 @@ class Chain:
             if before.parents and step.parents and before is not step and not (before.begins or step.begins):
                 self.steps[line.file] = before._replace(parents=(*before.parents, *step.parents))
             elif before is not step:
-                message = f"`{line.solver.text}` starts here from something else than in a line before"
-                self.found.mistakes.add(line.solver.span, message, "give each a solver file of its own, or --order")
+                message = f"`{line.solver.text}` starts here from something other than in an earlier line"
+                self.findings.mistakes.add(line.solver.span, message, "give each its solver file, or use --order")
 
     def follow(self, order: Collection[str], lines: Collection[TrainLine]) -> None:
-        """Each starts from the end of the one before, or where a line says so in it; a line that says something else is listed."""
+        """Add the stages of `order`; each starts from the previous one's end, or within it if a line does. Contradicting lines are listed."""
         before: tuple[str, ...] = ()
         for file in order:
             for line in (line for line in lines if line.file == file):
@@ -187,14 +186,14 @@ class Chain:
                 parents = () if isinstance(step, Problem) else tuple(p.partition("@")[0] for p in step.parents)
                 if isinstance(step, Problem) or parents != before or step is not self.steps.setdefault(file, step):
                     why = f"`--order` starts stage {self.solvers[file].name} from {''.join(before) or 'fresh weights'} instead"
-                    self.found.leave((line.start or line.solver).span, line.option, why)
+                    self.findings.leave((line.start or line.solver).span, line.option, why)
             before = (self.steps.setdefault(file, self.solvers[file]._replace(parents=before)).name,)
 
     def start(self, line: TrainLine) -> Step | Problem:
-        """The stage with its start; the one that there is where the line goes on from its own snapshot."""
+        """Return the stage with its start; the stage so far if the line resumes from that stage's snapshot."""
         if line.file not in self.solvers:
-            hint = nearest(line.file, self.solvers) or "the solver files there are " + ", ".join(self.solvers)
-            return Problem(f"there is no solver file `{line.file}` in this folder", line.solver.span, hint=hint)
+            hint = nearest(line.file, self.solvers) or "the solver files are " + ", ".join(self.solvers)
+            return Problem(f"this folder has no solver file `{line.file}`", line.solver.span, hint=hint)
         step, word, snapshot = self.solvers[line.file], line.start, line.option == "--snapshot"
         if word is None:
             return step
@@ -211,38 +210,38 @@ class Chain:
             if len(made) == 1 and len(made[0].parents) < 2 and (not snapshot or not 0 < step.length <= iteration):
                 at = "" if iteration == made[0].length else f"@{iteration - made[0].begins}"
                 return step._replace(parents=(made[0].name + at,), begins=iteration if snapshot else 0, start=word)
-            # Weights from elsewhere may be copied there later.
+            # Weights from elsewhere may be copied to the folder later.
             later = match[1] is None and not snapshot and not {",", "$"} & {*word.text}
             if len(made) != 1 and (later or self.folder.file(word.text)):
                 return step._replace(start=word)
         ends = [f"{one.prefix}_iter_{one.length}{ending}" for one in others if one.length]
         hint = f"stages make {listing(ends)}; " if ends else ""
-        message = f"`{line.option}` names `{word.text}`: no single stage before makes it, and no {ending} of that name is here"
+        message = f"`{line.option}` names `{word.text}`: no single earlier stage makes it, and no {ending} of that name exists"
         return Problem(message, word.span, hint=f"{hint}`--order` trains without it")
 
 
-def workers_of(step: Step, lines: Sequence[TrainLine], given: int | None, batch: Span, found: Findings) -> Workers:
-    """The workers of a stage. `lines`: all commands. `given`: --workers, which comes before them. `batch`: the net's place."""
-    if given is not None:
-        return Workers(given, given > 1)
-    mine = [line for line in lines if line.file == step.file]
-    own = {line.workers for line in mine if line.workers}
-    known = {line.workers.number for line in lines if line.workers} - {0}
-    if not own and not (mine and known - {1}):
-        why = "taken for a whole update, since nothing says how many workers there were"
+def workers_of(step: Step, lines: Sequence[TrainLine], option: int | None, batch: Span, findings: Findings) -> Workers:
+    """Return the workers of a stage. `lines`: all commands. `option`: --workers, which overrides them. `batch`: the net's `batch_size`."""
+    if option is not None:
+        return Workers(option, option > 1)
+    of_step = [line for line in lines if line.file == step.file]
+    candidates = {line.workers for line in of_step if line.workers}
+    numbers = {line.workers.number for line in lines if line.workers} - {0}
+    if not candidates and not (of_step and numbers - {1}):
+        why = "taken for a whole update, since the number of workers is unknown"
         todo = "if there were several, give `--workers N`, or write batch_size in the stage"
-        found.leave(batch, "batch_size", why, todo)
-    elif len(numbers := {workers.number for workers in own}) != 1 or 0 in numbers:
-        message = f"how many workers stage {step.name} had isn't known"
-        message += f": commands have {' or '.join(map(str, sorted(known)))}" if known else ""
+        findings.leave(batch, "batch_size", why, todo)
+    elif len(of_stage := {workers.number for workers in candidates}) != 1 or 0 in of_stage:
+        message = f"the number of workers of stage {step.name} is unknown"
+        message += f": commands have {' or '.join(map(str, sorted(numbers)))}" if numbers else ""
         hint = "give `--workers N`, and write batch_size in stages that had another number"
-        found.mistakes.add(mine[0].solver.span, message, hint)
-    return max(own, default=Workers(1, False))
+        findings.mistakes.add(of_step[0].solver.span, message, hint)
+    return max(candidates, default=Workers(1, False))
 
 
 def names_of(files: Sequence[str]) -> dict[str, str]:
-    """A short name of each file, without their common start and `solver`: solver_lr_init.prototxt and solver_lr_cyc1.prototxt
-    are `init` and `cyc1`; one that has no name left is `main`."""
+    """Return a short name of each file, without their common start and `solver`: solver_lr_init.prototxt and solver_lr_cyc1.prototxt
+    are `init` and `cyc1`; an empty name becomes `main`."""
     stems = {file: file.removesuffix(".prototxt") for file in files}
     short = {f: re.sub(r"(^|[_-])solver(?=[_-]|$)", "", stem).lstrip("_-") for f, stem in stems.items()}
     start = posixpath.commonprefix(list(short.values())) if len(short) > 1 else ""
@@ -250,7 +249,7 @@ def names_of(files: Sequence[str]) -> dict[str, str]:
     names = {file: name.removeprefix(start).lstrip("_-") or "main" for file, name in short.items()}
     taken: dict[str, str] = {}
     for file, name in (names if len(set(names.values())) == len(names) else stems).items():
-        name = re.sub(r"[^A-Za-z0-9_-]", "_", name, flags=re.ASCII)[:40]  # what the name of a stage may have
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", name, flags=re.ASCII)[:40]  # characters that stage names allow
         while name in {"", "schedule", *taken.values()} or name in SCHEDULE.fields_by_name:
             name += "_"
         taken[file] = name
@@ -258,7 +257,7 @@ def names_of(files: Sequence[str]) -> dict[str, str]:
 
 
 def _in_order(order: Sequence[str], names: Mapping[str, str]) -> list[str]:
-    """The solver files that --order names, by stage, by file, or by file without its ending. UsageError."""
+    """Return the solver files that --order names, by stage, by file, or by file without its ending. UsageError."""
     files: list[str] = []
     for word in order:
         fitting = [file for file, name in names.items() if word in (name, file, file.removesuffix(".prototxt"))]

@@ -1,14 +1,13 @@
-"""The folder of an unfinished import, OUT.partial: one process writes it, and goes on with it only if it is the same work.
+"""The folder of an unfinished import, OUT.partial: one process writes it, and resumes it only for the same work.
 
     OUT.partial/lock                 held (flock) by the process that works on it
-    OUT.partial/import.json          what the work is: source, options, version; without it the rest is nothing
-    OUT.partial/positions/           an LMDB: what is known of each position (`Seen`)
+    OUT.partial/import.json          identity of the work: source, options, version; without it the rest is ignored
+    OUT.partial/positions/           an LMDB: the result of each position (`Seen`)
     OUT.partial/lmdb/                becomes OUT by one rename, when it is complete and on disk
-    OUT.partial/stagerun-import.txt  the report, where too much was left out
-    OUT.partial/stagerun-copy.json   in scratch: the room it will take, written before the rest
+    OUT.partial/stagerun-import.txt  the report, if too much was left out
 
-The rest of OUT.partial is removed after that rename; a crash between the two leaves a folder without `lmdb` beside a complete OUT,
-which the next import into OUT removes.
+The rest of OUT.partial is removed after that rename; a crash between the two leaves a folder without `lmdb` next to a complete OUT, which
+the next import into OUT removes.
 """
 
 import hashlib
@@ -27,10 +26,9 @@ import lmdb
 import numpy as np
 
 from stagerun.base.errors import DataError, FolderInUseError, ResumeRefused
-from stagerun.base.text import count, shown
-from stagerun.data.rows import ROW, Rows
-from stagerun.data.scratch.layout import held_now
-from stagerun.data.write import FIRST_MAP_SIZE
+from stagerun.base.text import count, first, shown
+from stagerun.data.index import ROW, Rows
+from stagerun.data.write import FIRST_MAP_SIZE, held_now
 from stagerun.system.files import sync_folder, write_whole
 from stagerun.system.host import host_name
 from stagerun.system.image_sets import SIDE_FILE
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
     from stagerun.data.importing.engine import Work
 
 IDENTITY, LOCK, LMDB, SEEN = "import.json", "lock", "lmdb", "positions"
-# `lock.mdb` is from a tool that looked into the LMDB.
+# `lock.mdb` is from a tool that opened the LMDB, COPY from earlier versions.
 _OURS = {IDENTITY, LOCK, REPORT, COPY, LMDB, SEEN, f"{SEEN}/data.mdb"}
 _OURS |= {f"{LMDB}/{name}" for name in ("data.mdb", "lock.mdb", SIDE_FILE, REPORT)}
 _UNFINISHED = re.compile(r"\.partial(-[0-9a-f]{32})?$")  # of `write_whole` and `index.save`, killed
@@ -51,21 +49,21 @@ _LARGEST_SEEN = 1 << 36  # bytes of address space, for 100 million images
 
 
 def open_lmdb(folder: Path, map_size: int = FIRST_MAP_SIZE) -> lmdb.Environment:
-    # No one else knows the folder, and one process at a time has OUT.partial's lock: none of LMDB's own is needed.
+    # One process at a time holds OUT.partial's lock, so LMDB's is not needed.
     return lmdb.open(str(folder), map_size=map_size, lock=False)
 
 
 def records_in(folder: Path) -> int:
-    """Records of one of the LMDBs, looked at before it is mapped. DataError."""
+    """Return the number of records of an LMDB, checked before it is mapped. DataError."""
     try:
         return check_file(str(folder))
     except DataError as error:
-        raise DataError(error.message, "something changed it; add --restart to begin anew") from None
+        raise DataError(error.message, "something changed it; add --restart to begin again") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something to report about an image: `what` is counted, `text` is the detail, `bad` means that it was left out."""
+    """A report on an image: `what` is counted, `text` is the detail, `bad` means that it was left out."""
 
     name: str
     what: str
@@ -74,14 +72,14 @@ class Note:
 
 
 class Seen:
-    """What is known of each position, those that were left out too: its `ROW` and its notes.
+    """The `ROW` and notes of each position, also if the image was left out.
 
-    Committed before the records of the same positions, so it is never behind them. Whatever is killed, the records alone say how
-    far the import is; what stands here beyond that is written again.
+    Committed before the records of the same positions, so it is never behind them. The records alone decide where the import resumes;
+    later positions here are overwritten.
     """
 
     def __init__(self, folder: Path) -> None:
-        """DataError."""
+        """Open the LMDB. DataError."""
         records_in(folder)
         self._env = open_lmdb(folder, _LARGEST_SEEN)
 
@@ -89,25 +87,25 @@ class Seen:
         self._env.close()
 
     def write(self, first: int, entries: Sequence[tuple[bytes, Sequence[Note]]]) -> None:
-        """Rows and notes from position `first` on. Returns when they are on disk. lmdb.Error."""
+        """Write rows and notes from position `first` on, and sync. lmdb.Error."""
         with self._env.begin(write=True) as txn:
             for at, (row, notes) in enumerate(entries, first):
-                said = json.dumps([asdict(note) for note in notes]).encode() if notes else b""
-                txn.put(b"%08d" % at, row + said)
+                texts = json.dumps([asdict(note) for note in notes]).encode() if notes else b""
+                txn.put(b"%08d" % at, row + texts)
 
     def read(self, most: int | None = None) -> tuple[Rows, list[Note]]:
-        """(rows, notes) of the first `most` positions, or of all, in their order."""
+        """Return (rows, notes) of the first `most` positions, or of all, in order."""
         rows, notes = bytearray(), list[Note]()
         with self._env.begin() as txn:
             for _, value in islice(txn.cursor(), most):
                 rows += value[: ROW.itemsize]
                 if len(value) > ROW.itemsize:
-                    notes += [Note(**said) for said in json.loads(value[ROW.itemsize :])]
+                    notes += [Note(**fields) for fields in json.loads(value[ROW.itemsize :])]
         return np.frombuffer(bytes(rows), ROW), notes
 
 
 class Partial:
-    """OUT.partial, locked from `__enter__` to `__exit__`. OSErrors are the caller's to explain."""
+    """OUT.partial, locked from `__enter__` to `__exit__`. OSError."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -135,7 +133,7 @@ class Partial:
         self._lock.close()
 
     def begin(self, identity: Mapping[str, Any], restart: bool) -> None:
-        """Makes the folder ready: what is there goes on if it is the same work. ResumeRefused if it is another."""
+        """Prepare the folder, or resume an import of the same identity. ResumeRefused for another one."""
         path = self.folder / IDENTITY
         if restart or not path.exists() or not self.seen.exists():
             self.clear()
@@ -144,49 +142,48 @@ class Partial:
                 with open_lmdb(folder) as env:
                     env.sync(True)
                 sync_folder(folder)
-            # The last of it: where this file is, the LMDBs can be opened, and where not, nothing is lost.
+            # Last: if this file exists, the LMDBs can be opened; if not, nothing is lost.
             self.write(IDENTITY, json.dumps(identity, sort_keys=True, indent=1).encode())
             return
         try:
-            found = json_object(path.read_bytes())
+            earlier = json_object(path.read_bytes())
         except ValueError:
-            raise ResumeRefused(f"{path}: is damaged", "add --restart to begin anew") from None
-        names = sorted(name for name in {*found, *identity} if found.get(name) != identity.get(name))
+            raise ResumeRefused(f"{path}: is damaged", "add --restart to begin again") from None
+        names = sorted(name for name in {*earlier, *identity} if earlier.get(name) != identity.get(name))
         if names:
-            words = "\n  ".join(f"{name}: {found.get(name)} then, {identity.get(name)} now" for name in names)
+            words = "\n  ".join(f"{name}: {earlier.get(name)} then, {identity.get(name)} now" for name in names)
             raise ResumeRefused(
                 f"{self.folder}: an unfinished import of something else:\n  {words}",
-                "give the command as it was to go on with it, or add --restart to begin anew",
+                "repeat the earlier command to resume it, or add --restart to begin again",
             )
 
     def write(self, name: str, data: bytes) -> None:
-        """A file, whole or not at all, and on disk."""
+        """Write a file, whole or not at all, and sync."""
         write_whole(self.folder / name, data, aside=self.folder / f"{name}.partial")
 
     def finish(self) -> None:
-        """The LMDB's folder becomes OUT. FileExistsError if there is one by now that isn't empty."""
+        """Rename the LMDB's folder to OUT. FileExistsError if OUT exists and isn't empty."""
         sync_folder(self.lmdb)
         self.lmdb.rename(self.out)
         sync_folder(self.out.parent)
         self.remove()
 
     def clear(self) -> None:
-        """Removes all but the lock, and the room that is promised. DataError, with nothing gone, for what no import has made."""
-        # import.json first: without it the rest counts as nothing, should this be interrupted.
+        """Remove all but the lock. DataError, with nothing removed, for foreign files."""
+        # import.json first: without it the rest is ignored, should this be interrupted.
         self._require_ours()
         (self.folder / IDENTITY).unlink(missing_ok=True)
         sync_folder(self.folder)
-        self._delete(self.folder, (LOCK, COPY))
+        self._delete(self.folder, (LOCK,))
 
     def only_records(self) -> None:
-        """Leaves data.mdb alone in the LMDB's folder, whatever an interrupted end put beside it. DataError as above."""
+        """Remove the files of an interrupted end from the LMDB's folder, except data.mdb. DataError as above."""
         self._require_ours()
         self._delete(self.lmdb, (f"{LMDB}/data.mdb",))
 
     def remove(self) -> None:
-        """Removes all of it, the lock last: as long as it has its name no one else can have it. DataError as above."""
-        self._require_ours()
-        self._delete(self.folder, (LOCK,))
+        """Remove everything, the lock last: no process can lock it while it has its name. DataError as above."""
+        self.clear()
         (self.folder / LOCK).unlink()
         with suppress(OSError):  # the next import has just made its lock in it
             self.folder.rmdir()
@@ -195,11 +192,11 @@ class Partial:
         for file in sorted(self.folder.rglob("*")):
             name = str(file.relative_to(self.folder))
             if _UNFINISHED.sub("", name) not in _OURS:
-                hint = "move it away, or give another name than that for the result"
+                hint = "move it, or give another name for the result"
                 raise DataError(f"{self.folder}: holds `{name}`, which is not from an import", hint)
 
     def _delete(self, folder: Path, keep: Collection[str]) -> None:
-        for file in sorted(folder.rglob("*"), reverse=True):  # what is in a folder comes before the folder
+        for file in sorted(folder.rglob("*"), reverse=True):  # the files of a folder before the folder
             if str(file.relative_to(self.folder)) not in keep:
                 if file.is_dir() and not file.is_symlink():
                     file.rmdir()
@@ -207,29 +204,24 @@ class Partial:
                     file.unlink()
 
 
-# -- The report, beside the records: what it says, and what can be read from it later.
+# -- The report, next to the records.
 
 _LEFT_OUT = "left out"  # : how many
 _COUNT_LINE = re.compile(rf"{_LEFT_OUT}: ([0-9]+)\n".encode())
 _LONGEST_LINE = 1 << 16
 _MOST_IGNORED = 1000  # in the report
-_EXTENSION = re.compile(r"\.\S{1,10}")  # of `Mr. Smith on the beach` it is none
 _MOST_EXTENSIONS = 8
 
 
 def ignored_text(names: Sequence[str]) -> str:
-    """`ignored: 5 files (.heic 2, .txt 1, no extension 2)`: extensions in small letters, the most first."""
-    suffixes = (PurePosixPath(name).suffix.lower() for name in names)
-    found = Counter(suffix if _EXTENSION.fullmatch(suffix) else "no extension" for suffix in suffixes)
-    ordered = sorted(found.items(), key=lambda pair: (-pair[1], pair[0]))
-    parts = [f"{shown(suffix)} {n}" for suffix, n in ordered[:_MOST_EXTENSIONS]]
-    if others := sum(n for _, n in ordered[_MOST_EXTENSIONS:]):
-        parts.append(f"others {others}")
-    return f"ignored: {count(len(names), 'file')} ({', '.join(parts)})"
+    """Return `ignored: 5 files (.heic 2, no extension 2, .txt 1)`: extensions in small letters, the most frequent first."""
+    suffixes = Counter(sorted(PurePosixPath(name).suffix.lower() or "no extension" for name in names))
+    parts = ", ".join(f"{shown(suffix)} {n}" for suffix, n in suffixes.most_common(_MOST_EXTENSIONS))
+    return f"ignored: {count(len(names), 'file')} ({parts})"
 
 
 def text_of(work: "Work", records: int, notes: list[Note], kinds: Mapping[str, int]) -> bytes:
-    """Without times, so that the same images give the same text."""
+    """Return the report, without times, so that the same images give the same text."""
     identity = work.identity
     lines = [_printable(work.title), f"identity {identity_digest(identity)}"]
     lines += [f"{name}: {value}" for name, value in identity.items()]
@@ -240,10 +232,8 @@ def text_of(work: "Work", records: int, notes: list[Note], kinds: Mapping[str, i
         lines += [f"  {what}: {n}" for what, n in Counter(note.what for note in chosen).most_common()]
         lines += [f"{note.what}\t{line_of(note)}" for note in chosen]
     if work.ignored:
-        # Behind the lines above: what `left_out_of` looks for comes first, whatever files are called.
-        lines += ["", ignored_text(work.ignored), *(_printable(name) for name in work.ignored[:_MOST_IGNORED])]
-        if (more := len(work.ignored) - _MOST_IGNORED) > 0:
-            lines.append(f"and {more} more")
+        # Last: `left_out_of` must meet its lines before any file names.
+        lines += ["", ignored_text(work.ignored), *map(_printable, first(work.ignored, _MOST_IGNORED))]
     return "".join(line + "\n" for line in lines).encode(errors="surrogateescape")
 
 
@@ -256,20 +246,20 @@ def identity_digest(identity: Mapping[str, Any]) -> str:
 
 
 def left_out_of(out: Path, identity: Mapping[str, Any]) -> int | None:
-    """How many images were left out, if OUT is what this very work makes; None if it isn't."""
+    """Return the number of images left out, if OUT is the result of this work; else None."""
     try:
         with open(out / REPORT, "rb") as stream:
             stream.readline(_LONGEST_LINE)
             if stream.readline(_LONGEST_LINE) != f"identity {identity_digest(identity)}\n".encode():
                 return None
             for line in stream:
-                if found := _COUNT_LINE.fullmatch(line):
-                    return int(found[1])
+                if match := _COUNT_LINE.fullmatch(line):
+                    return int(match[1])
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         pass
     return None
 
 
 def _printable(text: str) -> str:
-    """Names come from others' archives: a line break in one would look like a line of ours."""
+    """Replace unprintable characters: a line break in a name would look like a line of the report."""
     return "".join(c if c.isprintable() or "\udc80" <= c <= "\udcff" else "?" for c in text)

@@ -1,8 +1,8 @@
 """The fastest tier: cutting and decoding compiled, without the GIL. Imports numba: a quarter of a second; so only making a decoder does.
 
-The functions of libjpeg-turbo and two of libc are known to the compiled code by names of our own, so that no other library's functions of
-the same name are called. It is compiled in every process (0.4 seconds) and not kept on disk, where numba would pickle it. Its arguments
-are numbers and arrays: an object would be taken apart in Python at each call. The kernels check every bound themselves.
+The compiled code calls the functions of libjpeg-turbo and two of libc by private names, never another library's functions of the same
+name. It is compiled in every process (0.4 seconds) and not kept on disk, where numba would pickle it. Its arguments are numbers and
+arrays: Python would unpack an object at each call. The kernels check every bound.
 """
 
 import ctypes
@@ -14,11 +14,9 @@ import numba
 import numpy as np
 from numba.core import types
 
-from stagerun.data.jpeg import slices
-from stagerun.data.jpeg.choice import BGR, DECOMPRESS, FUNCTIONS, GREY, HEIGHT, WARNING, WIDTH, Library
-from stagerun.data.jpeg.decoder import Decoder, Pixels, Rectangle, Request, Scratch, is_written, mark, scaled
+from stagerun.data.jpeg import BGR, DECOMPRESS, FUNCTIONS, GREY, HEIGHT, WARNING, WIDTH, Library, decoder
+from stagerun.data.jpeg.decoder import NARROWEST, Decoder, Pixels, Rectangle, Request, Scratch, is_written, mark, scaled
 from stagerun.data.jpeg.header import Buffer, Header, Reach, as_bytes
-from stagerun.data.jpeg.slices import NARROWEST
 
 DECODED, WARNED, FAILED = 0, 1, 2  # how decoding ended
 
@@ -45,7 +43,7 @@ _copy = _external("memcpy", _address(_address, _address, types.uintp))
 
 
 def _bind(library: Library) -> None:
-    """Gives code compiled from now on its functions."""
+    """Bind the functions for code compiled from now on."""
     libc = ctypes.CDLL(None)
     for calls, names in ((library.calls, FUNCTIONS), (libc, ("memchr", "memcpy"))):
         for name in names:
@@ -67,7 +65,7 @@ def _cut(
     height: int,
     width: int,
 ) -> int:
-    """`slices.cut`: bytes written to `scratch`, 0 if the restart markers aren't those of the grid."""
+    """Cut as `decoder.cut` does; return the bytes written to `scratch`, 0 if the restart markers don't fit the grid."""
     # A cut is at most as long as its file, but for the marker at its end.
     if scan_at > source.size or frame_at + 9 > scan_at or scratch.size < source.size + 2:
         return 0
@@ -76,17 +74,17 @@ def _cut(
     scratch[frame_at + 5], scratch[frame_at + 6] = height >> 8, height & 255
     scratch[frame_at + 7], scratch[frame_at + 8] = width >> 8, width & 255
     count, wanted, last = grid_rows * grid_columns, (first_row + rows) * grid_columns, source.size - 1
-    at = begin = place = scan_at
+    at = begin = target = scan_at
     row = column = number = 0
     for segment in range(wanted):
         code: Any = 0
         while code == 0 or code == 0xFF:
             if at >= last:
                 return 0
-            found = _find(data + at, np.int32(0xFF), np.uint64(last - at))
-            if found == 0:
+            hit = _find(data + at, np.int32(0xFF), np.uint64(last - at))
+            if hit == 0:
                 return 0
-            at = found - data
+            at = hit - data
             code = np.int64(source[at + 1])
             at += 2 if code == 0 else (1 if code == 0xFF else 0)
         if segment == count - 1:
@@ -95,17 +93,17 @@ def _cut(
         elif code != 0xD0 | (segment & 7):
             return 0
         if row >= first_row and first_column <= column < first_column + columns:
-            _copy(out + place, data + begin, np.uint64(at - begin))
-            place += at - begin + 2
-            scratch[place - 2], scratch[place - 1] = 0xFF, 0xD0 | (number & 7)
+            _copy(out + target, data + begin, np.uint64(at - begin))
+            target += at - begin + 2
+            scratch[target - 2], scratch[target - 1] = 0xFF, 0xD0 | (number & 7)
             number += 1
         at += 2
         begin = at
         column += 1
         if column == grid_columns:
             row, column = row + 1, 0
-    scratch[place - 1] = 0xD9
-    return place
+    scratch[target - 1] = 0xD9
+    return target
 
 
 def _decode(
@@ -122,11 +120,11 @@ def _decode(
     channels: int,
     pixel_format: int,
 ) -> int:
-    """The region of the file in source[:size] into `pixels`: DECODED, WARNED, or FAILED if the library can't or finds
+    """Decode the region of the file in source[:size] into `pixels`. Return DECODED, WARNED, or FAILED if the library fails or reads
     another size, for which `pixels` has no room. A region of the width 0 is the whole.
 
-    Each picture has a handle of its own (1 us). A used one keeps tables, with which a file that lacks them would be decoded, and a
-    region: one that isn't within the next picture makes the library loop for ever.
+    Each picture gets a new handle (1 us). A used one keeps its tables, with which a file that lacks them would be decoded, and its
+    region: if that exceeds the next picture, the library loops forever.
     """
     rows, columns = -(-height // shrink), -(-width // shrink)
     if region_width > 0:
@@ -153,7 +151,7 @@ def _decode(
 
 
 def compiled(library: Library) -> tuple[Callable[..., int], Callable[..., int]]:
-    """`_cut` and `_decode`."""
+    """Return `_cut` and `_decode`, compiled."""
     _bind(library)  # first: compiled code that lacks a function ends the process
     cut = numba.njit(_i64(_read, _write, *[_i64] * 10), nogil=True)(_cut)
     decode = numba.njit(_i64(_read, *[_i64] * 8, _write, _i64, _i64), nogil=True)(_decode)
@@ -161,10 +159,10 @@ def compiled(library: Library) -> tuple[Callable[..., int], Callable[..., int]]:
 
 
 def _region_of(header: Header, request: Request, part: Rectangle) -> Rectangle:
-    """What to decode of a file that is `part` of the picture.
+    """Return the region to decode of a file that is `part` of the picture, in reduced pixels of that file.
 
-    In reduced pixels of that file. The left edge must be that of an MCU; two rows and a column more than the request are
-    taken for the smoothing of the colour, and never so few columns that there is none.
+    The left edge must be an MCU's; it has two more rows and one more column than the request, for the smoothing of the colour, and
+    always enough columns for it.
     """
     shrink = request.shrink
     height, width = scaled(part.height, shrink), scaled(part.width, shrink)
@@ -179,7 +177,7 @@ def _region_of(header: Header, request: Request, part: Rectangle) -> Rectangle:
 
 
 class CompiledDecoder(Decoder):
-    """Slices, and decodes of what is left only the rows and columns that are needed, in two compiled calls per picture."""
+    """Cuts, and decodes only the needed rows and columns of the cut, in two compiled calls per picture."""
 
     tier = "compiled"
 
@@ -189,12 +187,12 @@ class CompiledDecoder(Decoder):
 
     def fast(self, data: Buffer, header: Header, request: Request) -> Pixels | None:
         source, part = np.frombuffer(as_bytes(data), np.uint8), Rectangle(0, 0, header.height, header.width)
-        if window := slices.window(header, request):
+        if window := decoder.window(header, request):
             cells, cut = window.cells, window.part
-            sliced = self._scratch.of(source.size + slices.MARKER)
-            places = window.first_row, window.rows, window.first_column, window.columns
+            sliced = self._scratch.of(source.size + decoder.MARKER)
+            cells_at = window.first_row, window.rows, window.first_column, window.columns
             grid = header.scan_at, header.frame_at, cells.rows, cells.columns
-            if size := self._cut(source, sliced, *grid, *places, cut.height, cut.width):
+            if size := self._cut(source, sliced, *grid, *cells_at, cut.height, cut.width):
                 source, part = sliced[:size], cut
         region = _region_of(header, request, part)
         rows, columns, shrink = region.height, region.width, request.shrink
@@ -207,7 +205,7 @@ class CompiledDecoder(Decoder):
         outcome = self._decode(
             source, source.size, part.height, part.width, shrink, *wanted, pixels.reshape(-1), *colours
         )
-        # In a file of one scan a warning is no error.
+        # In a file of one scan a warning isn't an error.
         forgiven = outcome == WARNED and header.reach is Reach.PART and is_written(pixels)
         if outcome != DECODED and not forgiven:
             return None

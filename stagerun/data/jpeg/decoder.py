@@ -1,12 +1,11 @@
-"""A JPEG, or a part of one, to pixels: what the tiers have in common, and the tier that is always there.
+"""Decoding of JPEGs, whole or in part: the base of all tiers, and the tiers of the required dependencies.
 
-The pixels are those of libjpeg-turbo's defaults (accurate DCT, smooth upsampling of colour), which every library named
-here uses, so the tier never changes a picture, only the time it takes. What a tier can't do, cv2.imdecode does: the
-whole picture, of which the part is cut out.
+Every library here uses libjpeg-turbo's defaults (accurate DCT, smooth upsampling of colour), so the tier changes only the time, never
+a picture. What a tier can't do, cv2.imdecode does, by decoding the whole picture.
 
-Damage is judged alike by all tiers, as 41,000 damaged files have shown. In a file of one scan, libjpeg makes up the pixels of what is
-damaged, and goes on: they come out the same whether the rest is looked at or not. In a file of several scans the libraries differ in
-when they give up: there OpenCV alone decides about a file that another one warns of. `stagerun data verify --decode` finds such files.
+All tiers judge damage alike, as 41,000 damaged files have shown. In a file of one scan libjpeg invents the damaged pixels and
+continues, with the same pixels whether the rest is decoded or not. In a file of several scans the libraries give up at different
+points: if one warns, OpenCV alone decides. `stagerun data verify --decode` finds such files.
 """
 
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import simplejpeg
 from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError
@@ -23,7 +23,7 @@ Pixels = NDArray[np.uint8]
 
 _KEEP = 1 << 26  # bytes of scratch that are kept from one picture to the next
 
-# OpenCV's flags of a grey and of a colour picture, by what it is reduced by.
+# OpenCV's flags of a grey and of a colour picture, by reduction.
 _FLAGS = {
     1: (cv2.IMREAD_GRAYSCALE, cv2.IMREAD_COLOR),
     2: (cv2.IMREAD_REDUCED_GRAYSCALE_2, cv2.IMREAD_REDUCED_COLOR_2),
@@ -44,7 +44,7 @@ class Rectangle:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is wanted: rows top .. top + height of the picture reduced `shrink` times, likewise columns."""
+    """A requested part: rows top .. top + height of the picture reduced `shrink` times, likewise columns."""
 
     channels: int
     shrink: int
@@ -63,13 +63,13 @@ class Request:
 
 
 class Scratch:
-    """Memory that one thread uses again for the next picture or record; it grows to the largest but for giants."""
+    """Memory that one thread reuses for the next picture or record; it grows to the largest, up to 64 MiB."""
 
     def __init__(self) -> None:
         self._memory = np.empty(1 << 20, np.uint8)
 
     def of(self, size: int) -> Pixels:
-        """uint8[size]; what was given before is overwritten."""
+        """Return uint8[size], which the next call overwrites."""
         if size > _KEEP:
             return np.empty(size, np.uint8)
         if size > self._memory.size:
@@ -85,11 +85,11 @@ class Decoder:
     def decode(
         self, data: Buffer, header: Header, channels: int, part: Rectangle | None = None, shrink: int = 1
     ) -> Pixels:
-        """uint8[height, width, channels], valid until the next call. DataError, without a place, where libjpeg finds it beyond decoding.
+        """Return uint8[height, width, channels], valid until the next call. DataError if libjpeg can't decode it.
 
         `channels` is 3 for B, G, R, or 1, for grey JPEGs only. `part` is in pixels of the file: exactly these pixels of the whole.
-        `shrink` 2, 4 or 8 is libjpeg's reduced picture, ceil(height / shrink) x ceil(width / shrink) pixels, of which a part is rows
-        top // shrink and the height // shrink - 1 after it, likewise columns. Where `data` can be written to, it may be meanwhile.
+        `shrink` 2, 4 or 8 gives libjpeg's reduced picture, ceil(height / shrink) x ceil(width / shrink) pixels; its part is rows
+        top // shrink and the height // shrink - 1 after it, likewise columns. Writable `data` may be changed during the call.
         """
         if part is None:
             part = Rectangle(0, 0, header.height, header.width)
@@ -104,33 +104,33 @@ class Decoder:
         return by_opencv(data, header, request)
 
     def fast(self, data: Buffer, header: Header, request: Request) -> Pixels | None:
-        """The request fulfilled, or None if this tier can't, or finds something odd in a file of several scans."""
+        """Return the requested pixels; None if this tier can't, or if the library warns about a file of several scans."""
         return None
 
 
-# What no picture's row is likely to be. Of a library that warned and then stopped at an error the last row is still this.
+# An unlikely row of a picture. If a library warned and then stopped at an error, the last row is still this.
 _UNWRITTEN = (np.arange(3 * 65535) * 2654435761 >> 16).astype(np.uint8)
 
 
 def mark(pixels: Pixels) -> None:
-    """Prepares uint8[height, width, channels] for `is_written`."""
+    """Prepare uint8[height, width, channels] for `is_written`."""
     last = pixels[-1].reshape(-1)
     last[:] = _UNWRITTEN[: last.size]
 
 
 def is_written(pixels: Pixels) -> bool:
-    """Whether the last row, and with it every one, was written since `mark`."""
+    """Return whether the last row, and so every row, was written since `mark`."""
     last = pixels[-1].reshape(-1)
     return not np.array_equal(last, _UNWRITTEN[: last.size])
 
 
 def scaled(pixels: int, shrink: int) -> int:
-    """Pixels of a side after the reduction."""
+    """Return the pixels of a side after the reduction."""
     return -(-pixels // shrink)
 
 
 def imdecode(data: Buffer, flags: int) -> NDArray[Any]:
-    """What OpenCV makes of an image's file. BadImage if it can't decode it."""
+    """Decode an image file by OpenCV. BadImage."""
     try:
         image = cv2.imdecode(np.frombuffer(as_bytes(data), np.uint8), flags)
         why = "its file is damaged"
@@ -142,7 +142,7 @@ def imdecode(data: Buffer, flags: int) -> NDArray[Any]:
 
 
 def by_opencv(data: Buffer, header: Header, request: Request) -> Pixels:
-    """The part cut from the whole picture; DataError if OpenCV can't decode it."""
+    """Cut the part from the whole picture. DataError if OpenCV can't decode it."""
     image = imdecode(data, _FLAGS[request.shrink][request.channels == 3] | cv2.IMREAD_IGNORE_ORIENTATION)
     size = scaled(header.height, request.shrink), scaled(header.width, request.shrink)
     if image.shape[:2] != size:
@@ -153,3 +153,201 @@ def by_opencv(data: Buffer, header: Header, request: Request) -> Pixels:
         )
     pixels = np.asarray(image, np.uint8).reshape(*size, request.channels)
     return pixels[request.top : request.bottom, request.left : request.right]
+
+
+# -- Cutting a rectangle of a JPEG with restart markers into a separate JPEG.
+#
+# A restart marker follows every so many MCUs (blocks of 8 to 32 pixels). Between two is a segment that can be decoded alone.
+# If the segments make a grid (a row of MCUs holds a whole number of them, or each holds whole rows), the segments that touch the part,
+# a smaller size in the header and renumbered restart markers make a valid file. Its pixels equal the whole's, except along the cut edges,
+# where libjpeg smooths the colour with the neighbours: one more pixel than the part is taken. A damaged segment decodes alike in both
+# if all markers up to the part's end are in order; else nothing is cut.
+
+# Reduced pixels across from which libjpeg always smooths the colour: it wants more than 2 of colour, one for every 1 or
+# 2 pixels (libjpeg-turbo/libjpeg-turbo: `jdsample.c`, `do_fancy && compptr->downsampled_width > 2`).
+NARROWEST = 8
+
+MARKER = 2  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Segments as a grid: each (except at the right and bottom edges) is `height` x `width` pixels."""
+
+    height: int
+    width: int
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The cells of a grid to cut out, and their part of the picture."""
+
+    cells: Grid
+    first_row: int
+    rows: int
+    first_column: int
+    columns: int
+    part: Rectangle
+
+
+def grid(header: Header) -> Grid | None:
+    """Return the grid of segments; None if they make none, or for a single segment."""
+    interval = header.restart_interval
+    if not interval or header.reach is not Reach.PART:
+        return None
+    across, down = header.sampling[0] if header.components > 1 else (1, 1)
+    width, height = 8 * across, 8 * down
+    columns, rows = -(-header.width // width), -(-header.height // height)
+    if columns % interval == 0:
+        cells = Grid(height, width * interval, rows, columns // interval)
+    elif interval % columns == 0:
+        each = interval // columns
+        cells = Grid(height * each, width * columns, -(-rows // each), 1)
+    else:
+        return None
+    return cells if cells.rows * cells.columns > 1 else None
+
+
+def window(header: Header, request: Request) -> Window | None:
+    """Return the cells around the part; None without a grid, or if it would be the whole."""
+    cells = grid(header)
+    if cells is None:
+        return None
+    shrink = request.shrink
+    first_row, rows = _touched(request.top, request.bottom, shrink, cells.height, cells.rows)
+    first_column, columns = _touched(request.left, request.right, shrink, cells.width, cells.columns)
+    first_column, columns = _widened(first_column, columns, cells, header.width, shrink)
+    if rows == cells.rows and columns == cells.columns:
+        return None
+    top, left = first_row * cells.height, first_column * cells.width
+    height, width = min(rows * cells.height, header.height - top), min(columns * cells.width, header.width - left)
+    return Window(cells, first_row, rows, first_column, columns, Rectangle(top, left, height, width))
+
+
+def _touched(begin: int, end: int, shrink: int, cell: int, cells: int) -> tuple[int, int]:
+    """Return (first, count) of the cells under reduced pixels begin - 1 .. end, one more than the part on each side."""
+    first = max(0, begin - 1) * shrink // cell
+    return first, min(cells, ((end + 1) * shrink - 1) // cell + 1) - first
+
+
+def _widened(first: int, count: int, cells: Grid, width: int, shrink: int) -> tuple[int, int]:
+    """Return (first, count) of columns, more of them if the cut would be so narrow that its colour isn't smoothed."""
+    while min((first + count) * cells.width, width) - first * cells.width < NARROWEST * shrink:
+        if count == cells.columns:
+            break
+        first, count = max(0, first - 1), count + 1
+    return first, count
+
+
+def write_size(data: Pixels, frame_at: int, height: int, width: int) -> None:
+    """Write the size into the frame header that begins at `frame_at`."""
+    data[frame_at + 5 : frame_at + 9] = height >> 8, height & 255, width >> 8, width & 255
+
+
+def cut(source: Pixels, header: Header, window: Window, scratch: Scratch) -> Pixels | None:
+    """Write the window as a file into `scratch`; None if the restart markers don't fit the grid."""
+    cells, columns = window.cells, window.columns
+    last = (window.first_row + window.rows) * cells.columns
+    edges = find_edges(source, header.scan_at, last, cells.rows * cells.columns)
+    if edges is None:
+        return None
+    # Row by row of the grid: `columns` consecutive segments of the file.
+    first = (window.first_row + np.arange(window.rows)) * cells.columns + window.first_column
+    starts, ends = edges[first], edges[first + columns]
+    sizes = ends - starts
+    targets = header.scan_at + np.cumsum(sizes) - sizes
+    data = scratch.of(header.scan_at + int(sizes.sum()))
+    data[: header.scan_at] = source[: header.scan_at]
+    write_size(data, header.frame_at, window.part.height, window.part.width)
+    for target, start, size in zip(targets.tolist(), starts.tolist(), sizes.tolist(), strict=True):
+        data[target : target + size] = source[start : start + size]
+    marks = edges[first[:, None] + np.arange(1, columns + 1)] - 1 + (targets - starts)[:, None]
+    data[marks.ravel()] = 0xD0 | (np.arange(marks.size) & 7)
+    data[-2:] = 0xFF, 0xD9
+    return data
+
+
+def find_edges(source: Pixels, scan_at: int, wanted: int, count: int) -> NDArray[np.int64] | None:
+    """Return int64[wanted + 1], the offsets of segments 0 .. wanted, each behind the previous marker.
+
+    None unless the markers so far number `count` segments in order. The last segment of a picture ends at a marker of another kind.
+    """
+    at = np.flatnonzero(source[scan_at:-1] == 0xFF) + scan_at
+    code = source[at + 1]
+    marker = (code != 0) & (code != 0xFF)
+    at, code = at[marker][:wanted], code[marker][:wanted]
+    if at.size < wanted:
+        return None
+    in_order = 0xD0 | (np.arange(wanted) & 7)
+    if wanted == count:
+        if code[-1] & 0xF8 == 0xD0:
+            return None
+        in_order[-1] = code[-1]
+    if not np.array_equal(code, in_order):
+        return None
+    edges = np.empty(wanted + 1, np.int64)
+    edges[0], edges[1:] = scan_at, at + MARKER
+    return edges
+
+
+# -- The tier of the required dependencies: simplejpeg, which decodes whole files, gets smaller files.
+#
+# In a file with restart markers, the segments around the part make a smaller file. In any other, a smaller height in the header
+# leaves out the rows below the part: a scan runs from top to bottom, so libjpeg stops early and skips the rest.
+
+# Two of libjpeg's scales may give reduced pictures of this size: the scale would be ambiguous.
+_TINY = 8
+
+
+class SimpleDecoder(Decoder):
+    tier = "simplejpeg"
+
+    def __init__(self) -> None:
+        self._scratch, self._pixels = Scratch(), Scratch()
+
+    def fast(self, data: Buffer, header: Header, request: Request) -> Pixels | None:
+        source, y, x = np.frombuffer(as_bytes(data), np.uint8), request.top, request.left
+        area = window(header, request)
+        sliced = cut(source, header, area, self._scratch) if area else None
+        if area and sliced is not None:
+            part = area.part
+            pixels = self._decode(sliced, part.height, part.width, request, strict=False)
+            y, x = y - part.top // request.shrink, x - part.left // request.shrink
+        else:
+            pixels = self._decode_upper(source, header, request)
+        return None if pixels is None else pixels[y : y + request.height, x : x + request.width]
+
+    def _decode_upper(self, source: Pixels, header: Header, request: Request) -> Pixels | None:
+        """Decode the picture down to below the part."""
+        height = (request.bottom + 1) * request.shrink  # one row more: the colour is smoothed with it
+        if height >= header.height or header.reach is not Reach.PART:
+            return self._decode(source, header.height, header.width, request, header.reach is not Reach.PART)
+        if not source.flags.writeable:
+            data = self._scratch.of(source.size)
+            data[:] = source
+            source = data
+        # The height in writable memory is restored: the next call may ask for another part.
+        write_size(source, header.frame_at, height, header.width)
+        try:
+            return self._decode(source, height, header.width, request, strict=False)
+        finally:
+            write_size(source, header.frame_at, header.height, header.width)
+
+    def _decode(self, source: Pixels, height: int, width: int, request: Request, strict: bool) -> Pixels | None:
+        """Decode a whole file of height x width; None if simplejpeg disagrees, fails, or, if `strict`, warns. In a file of one scan
+        warnings are not errors, among them the one about omitted rows."""
+        shape = scaled(height, request.shrink), scaled(width, request.shrink), request.channels
+        reduce = {} if request.shrink == 1 else {"min_height": shape[0], "min_width": shape[1]}
+        if reduce and max(height, width) <= _TINY:
+            return None
+        pixels = self._pixels.of(shape[0] * shape[1] * shape[2])
+        mark(pixels.reshape(shape))
+        try:
+            decoded = simplejpeg.decode_jpeg(
+                source, "BGR" if request.channels == 3 else "GRAY", buffer=pixels, strict=strict, **reduce
+            )
+        except ValueError:
+            return None
+        return decoded if decoded.shape == shape and is_written(decoded) else None

@@ -1,7 +1,7 @@
-"""What a JPEG's header says, read without decoding; and whether a JPEG is complete.
+"""The header of a JPEG, read without decoding; and its completeness.
 
-The walk over the markers is as forgiving as libjpeg's, so that no picture is refused here that it decodes. What is read
-only chooses the way: each decoder reads the header again by itself, and must find the same size.
+The walk over the markers is as forgiving as libjpeg's, so that every picture passes that libjpeg decodes. The header only selects the
+method: each decoder reads the header again, and must agree on the size.
 """
 
 import enum
@@ -18,7 +18,7 @@ Buffer = bytes | bytearray | memoryview | NDArray[np.uint8]
 
 # A picture is 3 bytes per pixel in memory: a file of a few bytes that claims more than this would take it all.
 MAX_PIXELS = 100_000_000
-# A progressive picture is gone over once per scan, and a scan of nothing takes a few bytes: a small file could keep a
+# A progressive picture is decoded scan by scan, and an empty scan takes a few bytes: a small file could keep a
 # core busy for hours. Encoders write about 10.
 MAX_SCANS = 100
 
@@ -35,7 +35,7 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # these three are t
 _ALONE = frozenset(range(0xD0, 0xD8)) | {_TEM}  # markers without a length
 
 Sampling = tuple[tuple[int, int], ...]
-# Sampling factors (horizontal, vertical) of Y, Cb, Cr whose parts are known to decode as in the whole.
+# Sampling factors (horizontal, vertical) of Y, Cb, Cr whose parts decode as in the whole.
 SAMPLINGS = {
     ((1, 1), (1, 1), (1, 1)): "4:4:4",
     ((2, 1), (1, 1), (1, 1)): "4:2:2",
@@ -46,7 +46,7 @@ SAMPLINGS = {
 
 
 class BadImage(DataError):
-    """An image that can't be used; the message has no place in it. `reason` is one of `odd.REASONS`, for counting."""
+    """An image that can't be used; the message has no place in it. `odd` lists the reasons."""
 
     def __init__(self, reason: str, message: str, hint: str = "get the file again, or leave it out") -> None:
         super().__init__(message, hint)
@@ -54,7 +54,7 @@ class BadImage(DataError):
 
 
 class Reach(enum.Enum):
-    """What of a picture can be decoded alone."""
+    """The part of a picture that can be decoded alone."""
 
     PART = "one scan, top to bottom: any part"
     WHOLE = "several scans, or an unusual sampling: only the whole"
@@ -63,7 +63,7 @@ class Reach(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """`frame_at` is the place of the FF of the marker that holds the size, `scan_at` of the scan's first byte."""
+    """`frame_at` is the offset of the FF of the marker with the size, `scan_at` of the scan's first byte."""
 
     height: int
     width: int
@@ -71,7 +71,7 @@ class Header:
     code: int  # of the frame's marker
     frame_at: int
     scan_at: int
-    restart_interval: int  # MCUs between restart markers; 0: there are none
+    restart_interval: int  # MCUs between restart markers; 0: no markers
     reach: Reach
 
     @property
@@ -90,7 +90,7 @@ class Header:
 
     @property
     def kind(self) -> str:
-        """How the image is stored, in words: `baseline JPEG`, `progressive grey JPEG` ..."""
+        """Name the encoding: `baseline JPEG`, `progressive grey JPEG` ..."""
         colour = {1: "grey ", 3: "", 4: "CMYK "}[self.components]
         if self.unusual:
             return f"unusual {colour}JPEG"
@@ -99,10 +99,10 @@ class Header:
 
 
 def read_header(data: Buffer) -> Header:
-    """The header of a JPEG.
+    """Return the header of a JPEG.
 
-    BadImage for what is not a JPEG, is cut off, has no pixels or more than MAX_PIXELS, other than 8
-    bits per channel, or more than MAX_SCANS scans.
+    BadImage for another format, a file that is cut off, no pixels or more than MAX_PIXELS, other than 8 bits per channel, or more than
+    MAX_SCANS scans.
     """
     view = as_bytes(data)
     if view[:3] != b"\xff\xd8\xff":
@@ -129,7 +129,7 @@ def read_header(data: Buffer) -> Header:
 
 
 def exif_of(data: Buffer) -> bytes:
-    """The Exif data of a JPEG whose header `read_header` reads, or b''."""
+    """Return the Exif data of a JPEG whose header `read_header` reads, or b''."""
     view = as_bytes(data)
     for code, at, length in _segments(view):
         if code == _APP1 and view[at + 2 : at + 8] == EXIF:
@@ -138,37 +138,37 @@ def exif_of(data: Buffer) -> bytes:
 
 
 def _segments(view: memoryview) -> Iterator[tuple[int, int, int]]:
-    """(code, place behind the marker, length) of the segments of a header, the last of which begins the scan. BadImage."""
+    """Yield (code, offset behind the marker, length) of the segments of a header; the last one begins the scan. BadImage."""
     code, at = 0, 2
     while code != _SOS:
         if at + 2 <= len(view) and view[at] == 0xFF and 0 < view[at + 1] < 0xFF:
-            code, at = view[at + 1], at + 2  # what nearly every marker is like, ten times faster
+            code, at = view[at + 1], at + 2  # nearly every marker, ten times faster
         else:
-            found = _NEXT.search(view, at)
-            if found is None:
-                raise _cut_off()
-            code, at = view[found.end() - 1], found.end()
+            marker = _NEXT.search(view, at)
+            if marker is None:
+                raise cut_off("JPEG data ends within its header")
+            code, at = view[marker.end() - 1], marker.end()
         if code in (_SOI, _EOI):
             raise _damaged("its header ends without a picture")
         if code in _ALONE:
             continue
         if at + 2 > len(view):
-            raise _cut_off()
+            raise cut_off("JPEG data ends within its header")
         length = view[at] << 8 | view[at + 1]
         if length < 2:
             raise _damaged("its header has a segment without a length")
-        # One byte must follow: what is read of a segment is checked there, and there is a scan behind the last.
+        # One byte must follow: a scan comes behind the last segment.
         if at + length >= len(view):
-            raise _cut_off()
+            raise cut_off("JPEG data ends within its header")
         yield code, at, length
         at += length
 
 
 def is_complete(data: Buffer) -> bool:
-    """Whether the data of a JPEG reach the picture's end marker.
+    """Return whether the data of a JPEG reach the picture's end marker.
 
-    Bytes after it don't matter. A file that ends in FF D9 is taken as complete at once: within a scan these bytes are
-    always that marker, and one that was cut behind a thumbnail's end has no scan, which `read_header` finds.
+    Bytes after it don't matter. A file that ends in FF D9 counts as complete at once: within a scan these bytes are always that
+    marker, and `read_header` refuses a file cut behind a thumbnail's end, since it lacks a scan.
     """
     view = as_bytes(data)
     if view[-2:] == b"\xff\xd9":
@@ -181,7 +181,7 @@ def is_complete(data: Buffer) -> bool:
         code, at = view[marker.end() - 1], marker.end()
         if code == _EOI:
             return True
-        # Every other marker here has a length that counts itself. After SOS comes the scan, where the search goes on.
+        # Every other marker here has a length that counts itself. After SOS comes the scan, where the search continues.
         length = int.from_bytes(view[at : at + 2], "big")
         if length < 2:
             return False
@@ -189,13 +189,23 @@ def is_complete(data: Buffer) -> bool:
 
 
 def as_bytes(data: Buffer) -> memoryview:
-    """The buffer as a view of single bytes."""
-    view = memoryview(data)  # type: ignore[arg-type]  # types know numpy's arrays as buffers from Python 3.12 on
+    """Return the buffer as a view of single bytes."""
+    view = memoryview(data)  # type: ignore[arg-type]  # numpy's arrays are typed as buffers from Python 3.12 on
     return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")
 
 
+def require_size(height: int, width: int) -> None:
+    """Raise BadImage for more than MAX_PIXELS."""
+    if height * width > MAX_PIXELS:
+        raise BadImage(
+            "too many pixels",
+            f"the image is {height} x {width} pixels (height x width), more than {MAX_PIXELS:,}",
+            "reduce it before the LMDB is made",
+        )
+
+
 def _frame(view: memoryview, at: int, length: int) -> tuple[int, int, Sampling]:
-    """Height, width and sampling."""
+    """Return height, width and sampling."""
     if length < 8 or length != 8 + 3 * view[at + 7]:
         raise _damaged("its frame header is malformed")
     bits, height, width = view[at + 2], view[at + 3] << 8 | view[at + 4], view[at + 5] << 8 | view[at + 6]
@@ -205,12 +215,7 @@ def _frame(view: memoryview, at: int, length: int) -> tuple[int, int, Sampling]:
         )
     if not height or not width:
         raise _damaged(f"it is {height} x {width} pixels (height x width)")
-    if height * width > MAX_PIXELS:
-        raise BadImage(
-            "too many pixels",
-            f"the image is {height} x {width} pixels (height x width), more than {MAX_PIXELS:,}",
-            "reduce it before the LMDB is made",
-        )
+    require_size(height, width)
     factors = view[at + 9 : at + length : 3]
     if len(factors) not in (1, 3, 4):
         raise _damaged(f"it has {len(factors)} colour components", "unsupported")
@@ -225,10 +230,10 @@ def _reach(code: int, sampling: Sampling, in_scan: int) -> Reach:
     return Reach.PART if code != _PROGRESSIVE and in_scan == len(sampling) and usual else Reach.WHOLE
 
 
-def _cut_off() -> BadImage:
+def cut_off(end: str) -> BadImage:
     return BadImage(
         "truncated",
-        "the image is cut off: JPEG data ends within its header",
+        f"the image is cut off: {end}",
         "its file was incomplete when the LMDB was made; make the LMDB again from complete files",
     )
 

@@ -1,4 +1,4 @@
-"""Errors of meaning: settings that are each in range and don't fit together. One table of rules, a file for each subject. Pure.
+"""Settings that are each in range but don't fit together: one table of rules, a file for each subject. Pure.
 
 A new rule is a row of a file's `RULES`, or a row and a function; and its case in tests/golden/spec.
 """
@@ -9,17 +9,17 @@ from functools import cache
 
 from stagerun.base.errors import Problems
 from stagerun.base.wings import wing
-from stagerun.language import ranges
+from stagerun.language.lexer import shown
+from stagerun.language.ranges import is_name
 from stagerun.language.rules import images, model, stage
 from stagerun.language.rules.rule import Around, Message, Rule, check_required, run, wrong
 from stagerun.language.stages import Node
-from stagerun.language.tree import Block
-from stagerun.language.view import View
+from stagerun.language.tree import Block, View
 
 __all__ = ["check", "check_required"]
 
-WING = "wire.rules.RULES"  # which carries out these fields
-_LACKING = "stage `{stage}` has `%s`, and this installation lacks stagerun/wire, which carries it out"
+WING = "wire.rules.RULES"  # the wing that implements these fields
+_LACKING = "stage `{stage}` has `%s`, and this installation lacks stagerun/wire, which implements it"
 _INSTALL = "remove it, or install all of stagerun"
 
 RULES = (
@@ -33,7 +33,7 @@ RULES = (
 
 @cache
 def _table() -> Mapping[str, Mapping[str, Sequence[Rule]]]:
-    """The rules by message and field; '' for those of a whole message."""
+    """Return the rules by message and field; '' for rules of a whole message."""
     table: dict[str, dict[str, list[Rule]]] = {}
     for rule in (*RULES, *(wing(WING) or ())):
         kind, _, field = rule.id.partition(".")
@@ -42,25 +42,27 @@ def _table() -> Mapping[str, Mapping[str, Sequence[Rule]]]:
 
 
 def check(
-    schedule: Block, found: Sequence[Node], settings: Mapping[str, Block], folder: str, problems: Problems
+    schedule: Block, nodes: Sequence[Node], settings: Mapping[str, Block], folder: str, problems: Problems
 ) -> None:
-    """Report the mistakes in a schedule and in the settings of its stages, by name, with durations in iterations. `folder`: its name."""
+    """Report the mistakes in a schedule and in the settings of its stages. `settings`: by stage, durations in iterations."""
     view = View(schedule)
     check_required(replace(schedule, entries={n: e for n, e in schedule.entries.items() if n != "solver"}), problems)
-    if "name" not in schedule.entries and "name" not in schedule.doubtful and not schedule.broken:
-        ranges.folder_name_problem(folder, schedule.place, problems)
+    unnamed = "name" not in schedule.entries and "name" not in schedule.doubtful and not schedule.broken
+    if unnamed and not is_name(folder, with_dots=True):
+        hint = 'write `name: "..."` with letters, digits, `_`, `-` and `.`'
+        problems.add(schedule.place, f"the folder's name `{shown(folder)}` can't be the name of the schedule", hint)
     views = {name: View(block) for name, block in settings.items()}
     around = Around(view, views)
     for field in ("model", "data", "ensemble"):
         for inner in schedule.blocks(field):
             _check(Message(View(inner), around), problems)
-    for node in found:
+    for node in nodes:
         _check(Around(view, views, node).settings, problems)
         check_required(settings[node.name], problems)
 
 
 def _check(message: Message, problems: Problems) -> None:
-    """Run the rules on a message and on those in it."""
+    """Run the rules on a message and on the messages in it."""
     block = message.view.block
     rules = _table().get(block.kind.name, {})
     run(rules.get("", ()), problems, message)

@@ -1,35 +1,35 @@
-"""Sets of images, images with several labels, and what is done to images in training and in evaluations. Pure."""
+"""Rules about sets of images, images with several labels, and the transforms of training and evaluations. Pure."""
 
 import itertools
 
 from stagerun.language.rules.rule import Found, Message, Rule, excludes, needs, ordered, says, wrong
-from stagerun.language.view import View
+from stagerun.language.tree import View
 
-# Ways to cut out a rectangle or to resize: a transform has one at most.
+# Fields that crop a rectangle or resize: a transform has one at most.
 GEOMETRIES = ("random_resize_param", "random_aspect_ratio_param", "random_resized_crop_param")
-COLOURED = ("rand_augment_param", "trivial_augment")  # what needs colours
+COLOURED = ("rand_augment_param", "trivial_augment")  # need colours
 MOST_COMPILED = 4  # sizes of images in training
-# What an evaluation can't have, since it sees the same images each time.
+# Not for an evaluation, which sees the same images each time.
 DRAWN = ("python", "mirror", "random_aspect_ratio_param", "random_resized_crop_param", "cutout_size", *COLOURED)
-# What is done to an image before the device has it, so that its pixels can't be kept there.
+# Done before the device gets an image, so that its pixels can't be cached on the device.
 NOT_ON_DEVICE = ("python", "mean_file", *GEOMETRIES, *COLOURED)
 
 
 def _channels(m: Message) -> Found:
     channels = m.schedule.model.channels
     for name in ("mean_value", "std_value"):
-        if (given := len(getattr(m, name))) not in (0, 1, channels):
-            text = f"{given} values of `{name}`, and the images have `channels: {channels}`"
+        if (number := len(getattr(m, name))) not in (0, 1, channels):
+            text = f"{number} values of `{name}`, and the images have `channels: {channels}`"
             yield m.place(name), text, "give 1" if channels == 1 else f"give 1 or {channels}"
 
 
 def _compiled(m: Message) -> Found:
-    """torch makes a network's code for eight shapes, evaluations included, and leaves it uncompiled for others without a word."""
+    """Find ramps with too many sizes: torch compiles a network for eight shapes, evaluations included, and silently not for others."""
     ramp = m.transform_param.crop_size_ramp_param
     low, high = sorted((ramp.start_size, m.transform_param.crop_size))
 
     def sizes(multiple: int) -> int:
-        """The two ends, and what lies between."""
+        """Count the sizes: the two ends, and the multiples between."""
         return 2 + (high - 1) // multiple - low // multiple
 
     if m.compile and sizes(ramp.multiple) > MOST_COMPILED:
@@ -41,12 +41,12 @@ def _compiled(m: Message) -> Found:
 def _rectangular(m: Message) -> Found:
     missing = [f"`{name}`" for name in ("crop_size", "random_resize_param") if name not in m.test_transform_param]
     if m.test_transform_param.rectangular and missing:
-        hint = "write `crop_size: 288 random_resize_param { min_size: 328 }`, say: the shorter side of an image, and of its crop"
+        hint = "for example, write `crop_size: 288 random_resize_param { min_size: 328 }`: the shorter sides of the crop and of the image"
         yield m.place("test_transform_param.rectangular"), f"`rectangular` needs {' and '.join(missing)}", hint
 
 
 def _fits(m: Message, side: int) -> bool:
-    """Whether images with that side fit into what a resize leaves."""
+    """Return whether a crop with that side fits into the resized image."""
     return "random_aspect_ratio_param" in m or side <= m.random_resize_param.min_size
 
 
@@ -59,25 +59,22 @@ def sources(data: View) -> list[View]:
 
 
 def _val_names(m: Message) -> Found:
-    """Of several each has a name, of its own."""
+    """Find validation sets without a name, or with the same name."""
     seen: dict[str, int] = {}
     for val in m.val:
         if "name" not in val:
             if len(m.val) > 1:
-                yield (
-                    val.view.block.place,
-                    f"one of {len(m.val)} validation sets has no `name`",
-                    'write `name: "v2"`, say',
-                )
+                text = f"one of {len(m.val)} validation sets has no `name`"
+                yield val.view.block.place, text, 'for example, write `name: "v2"`'
         elif val.name in seen:
-            hint = f"the other one stands in line {seen[val.name]}"
+            hint = f"the other one is in line {seen[val.name]}"
             yield val.place("name"), f"two validation sets are named `{val.name}`", hint
         else:
             seen[val.name] = val.place("name").line
 
 
 def _labelled(m: Message) -> bool:
-    """Whether images have several labels."""
+    """Return whether images have several labels."""
     holders = (m.schedule.view.inside("data"), m.settings.view.inside("data"))
     return any(source.has("labels") for data in holders for source in sources(data))
 
@@ -91,19 +88,19 @@ def _loss(m: Message) -> Found:
 
 def _ensemble(m: Message) -> Found:
     if _labelled(m):
-        text = "an ensemble of networks for several labels: stagerun has no rule for that"
+        text = "an ensemble of networks for several labels is not supported"
         yield m.view.block.place, text, "remove it; `predict` gives the probabilities of each member"
 
 
 _ONE_TRAIN = "`name` is for one of several validation sets"
-_RESIZED = "write `crop_size: ...` beside it: the rectangle is resized to that"
-_RAMP_END = "write `crop_size: ...` beside it: that is where the ramp ends"
+_RESIZED = "write `crop_size: ...` next to it: the rectangle is resized to that"
+_RAMP_END = "write `crop_size: ...` next to it: the ramp ends at that size"
 _EACH_CHANNEL = "remove one: the image has a mean for each pixel, the other one for each channel"
-_MEAN = "a mean image is for pixels at their own place in a record"
+_MEAN = "the pixels of a mean image must match the pixels of a record"
 _STEADY = "an evaluation sees the same images each time; remove it"
 _SHORTER = "does not fit into an image whose shorter side is {random_resize_param.min_size}"
 _FITTING = "it can be {random_resize_param.min_size}, or `min_size`"
-_SQUARE = "the square lies inside the image"
+_SQUARE = "the square must fit into the image"
 RULES = (
     *(
         wrong(
@@ -115,7 +112,7 @@ RULES = (
     excludes("TransformParameter.mean_file", "mean_value", "", _EACH_CHANNEL),
     excludes(
         "TransformParameter.random_resize_param", "random_aspect_ratio_param", "",
-        "remove one; Caffe ignored the second without a word",
+        "remove one; Caffe silently ignored the second",
     ),
     excludes("TransformParameter.random_resize_param", "random_resized_crop_param", "", "remove one"),
     excludes("TransformParameter.random_aspect_ratio_param", "random_resized_crop_param", "", "remove one"),
@@ -123,25 +120,25 @@ RULES = (
     *(
         excludes(
             f"TransformParameter.{name}", "mean_file", _MEAN,
-            f"remove `{name}`, or write `mean_value` in place of `mean_file`",
+            f"remove `{name}`, or write `mean_value` instead of `mean_file`",
         )
         for name in (*GEOMETRIES, "python", "pad", "rectangular")
     ),
     needs("TransformParameter.random_aspect_ratio_param", "crop_size", "", _RESIZED),
     needs("TransformParameter.random_resized_crop_param", "crop_size", "", _RESIZED),
     needs("TransformParameter.crop_size_ramp_param", "crop_size", "", _RAMP_END),
-    needs("TransformParameter.pad_mode: REFLECT", "pad", "there is no padding", "write `pad: 4`, or remove it"),
+    needs("TransformParameter.pad_mode: REFLECT", "pad", "nothing is padded", "write `pad: 4`, or remove it"),
     *ordered("RandomAspectRatioParameter", "min_area_ratio", "max_area_ratio"),
     *ordered("RandomResizeParameter", "min_size", "max_size"),
     Rule("TransformParameter", _channels),
     wrong(
         "CropSizeRampParameter.end_epoch", "`end_epoch` {end_epoch} does not come after `start_epoch` {start_epoch}",
-        "between them crop_size goes from start_size to its end", lambda m: m.end_epoch <= m.start_epoch,
+        "between them the size goes from start_size to crop_size", lambda m: m.end_epoch <= m.start_epoch,
     ),
     wrong(
         "TransformParameter.crop_size_ramp_param.start_size",
         "`start_size` is `crop_size`, {crop_size}: nothing changes",
-        "remove `crop_size_ramp_param`, or start elsewhere", lambda m: m.crop_size_ramp_param.start_size == m.crop_size,
+        "remove `crop_size_ramp_param`, or change one", lambda m: m.crop_size_ramp_param.start_size == m.crop_size,
     ),
     wrong(
         "TransformParameter.crop_size", "`crop_size` {crop_size} " + _SHORTER, _FITTING + " {crop_size}",
@@ -187,7 +184,7 @@ RULES = (
     wrong(
         "Solver.test_transform_param.crop_size_ramp_param",
         "`crop_size_ramp_param` is for training, and an evaluation has one size",
-        "remove it: `crop_size` says which",
+        "remove it: `crop_size` is the size",
     ),
     Rule("Solver.test_transform_param", _rectangular),
     wrong("Data.train.name", _ONE_TRAIN, "remove it"),
@@ -200,7 +197,7 @@ RULES = (
     ),
     Rule("Solver", _loss),
     wrong(
-        "Solver.sampling", "stage `{stage}`: images have several `labels`, and `sampling` goes by one", "remove it",
+        "Solver.sampling", "stage `{stage}`: images have several `labels`, and `sampling` uses one", "remove it",
         lambda m: m.sampling != "UNIFORM" and _labelled(m),
     ),
     Rule("Ensemble", _ensemble),

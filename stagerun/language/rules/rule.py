@@ -1,7 +1,7 @@
-"""A rule, and the rows that say what most rules say. Pure.
+"""Rules, and functions that make the common ones. Pure.
 
-A mistake, a warning and a note differ by the level of their rule alone. A rule about a message is run where its field is written; it
-is left out where a value that it needs is missing or could not be read, so that one mistake is reported once.
+A mistake, a warning and a note differ only in the level of their rule. A rule about a message runs if its field is written; it is
+skipped if a value that it needs is missing or could not be read, so that one mistake is reported once.
 """
 
 import re
@@ -17,17 +17,16 @@ from stagerun.base.errors import Level, Problems, Span, listing
 from stagerun.base.proto import stagerun_pb2
 from stagerun.language.layers import higher, partner
 from stagerun.language.stages import Node
-from stagerun.language.tree import SOLVER, Block
-from stagerun.language.view import Doubtful, View
+from stagerun.language.tree import SOLVER, Block, Doubtful, View
 
-Found = Iterator[tuple[Span, str, str]]  # where, what, and what to do
+Found = Iterator[tuple[Span, str, str]]  # span, message, hint
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`id`: `Message.field` for a mistake, whose rule is run where the field is written, `Message` where the message is; of a finding the word
-    that silences it. `purpose`: what a file that the rule finds nothing in is spared. `looks`: it depends on images that may be elsewhere.
-    `once`: of what is found at one place the first counts."""
+    """A rule. `id`: for a mistake `Message.field`, the field that triggers it, or `Message`; for a finding the word that silences it.
+    `purpose`: the harm that the rule prevents. `looks`: it depends on images that may be on another machine. `once`: report only the first
+    result at a position."""
 
     id: str
     find: Callable[..., Iterable[tuple[Span, str, str]]]
@@ -38,7 +37,7 @@ class Rule:
 
 
 def run(rules: Iterable[Rule], problems: Problems, *subject: object) -> None:
-    """Report what the rules find in the subject: a message, or the stages of a schedule."""
+    """Report the rules' results for the subject: a message, or the stages of a schedule."""
     for rule in rules:
         with suppress(Doubtful):
             for span, message, hint in rule.find(*subject):
@@ -47,8 +46,7 @@ def run(rules: Iterable[Rule], problems: Problems, *subject: object) -> None:
 
 
 class Around:
-    """What a rule may look at besides its message: the schedule, and the settings of its stages. `node`: the stage, None where the message is the
-    schedule's own."""
+    """Surroundings of a message: the schedule, and the settings of its stages. `node`: the stage, None for a message of the schedule."""
 
     def __init__(self, schedule: View, stages: Mapping[str, View], node: Node | None = None) -> None:
         self.stages, self.node = stages, node
@@ -57,8 +55,8 @@ class Around:
 
 
 class Message:
-    """A message as rules read it: `m.pad` is the value of a field or its default, `m.loss` a message, `m.val` all of them; Doubtful where
-    there is none. `settings`: those of the stage."""
+    """A message as rules read it: `m.pad` is a field's value or default, `m.loss` a message, `m.val` a list of messages; Doubtful if missing.
+    `settings`: the stage's."""
 
     def __init__(self, view: View, around: Around) -> None:
         self.view, self.around = view, around
@@ -67,15 +65,15 @@ class Message:
     def __getattr__(self, name: str) -> Any:
         field = self.view.block.kind.fields_by_name[name]
         if field.message_type:
-            found = [Message(view, self.around) for view in self.view.views(name)]
-            value: Any = found if field.is_repeated else next(iter(found), None)
+            messages = [Message(view, self.around) for view in self.view.views(name)]
+            value: Any = messages if field.is_repeated else next(iter(messages), None)
         elif field.is_repeated:
             value = [value.value for value in self.view.block.entries[name].values] if name in self else []
         else:
             value = self.view.scalar(name)
         if value is None:
             raise Doubtful(name)
-        self.__dict__[name] = value  # rules ask again and again
+        self.__dict__[name] = value  # rules read it repeatedly
         return value
 
     def __contains__(self, name: str) -> bool:
@@ -95,39 +93,39 @@ class Message:
 
     @property
     def parent(self) -> "Message":
-        """The settings of the stage that this one starts from."""
+        """Return the settings of the parent stage."""
         if self.node is None or self.node.parent not in self.around.stages:
             raise Doubtful("from")
         return Message(self.around.stages[self.node.parent], self.around)
 
     @property
     def starts_from(self) -> str:
-        """The parent, or the ensemble, in words."""
+        """Return the parent, or the ensemble, in words."""
         average = self.node.average
         return f"`{self.node.parent}`" if average is None else f"ensemble `{average}`"
 
     @property
     def network(self) -> Any:
-        """The `model` of the stage."""
+        """Return the `model` of the stage."""
         return (self.settings if "model" in self.settings else self.schedule).model
 
     def data_with(self, part: str) -> Any:
-        """The `data` that has the stage's `train` or `val`."""
-        own = "data" in self.settings and part in self.settings.data
-        return (self.settings if own else self.schedule).data
+        """Return the `data` with the stage's `train` or `val`."""
+        of_stage = "data" in self.settings and part in self.settings.data
+        return (self.settings if of_stage else self.schedule).data
 
     def inner(self, path: str) -> "tuple[Message, str]":
-        """The message of a field `transform_param.mirror`, and the field's name in it."""
+        """Return the message of a field `transform_param.mirror`, and the field's name in it."""
         outer, _, name = path.rpartition(".")
         return (reduce(getattr, outer.split("."), self) if outer else self), name
 
     def place(self, path: str, other: str = "") -> Span:
-        """Where a field is written; where two don't fit, that of the higher layer."""
+        """Return the span of a field; of two that don't fit, the one in the higher layer."""
         inner, name = self.inner(path)
         return higher(inner.view, name, other) if other in inner.view.block.entries else inner.view.place(name)
 
     def filled(self, text: "str | Callable[[Message], str]") -> str:
-        """With the value of each `{field}`; `{stage}` is the name of the stage."""
+        """Return the text with the value of each `{field}`; `{stage}` is the name of the stage."""
         if not isinstance(text, str):
             return text(self)
         return _FIELD.sub(lambda match: _shown(getattr(*self.inner(match[1]))), text)
@@ -140,11 +138,11 @@ def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-# -- rows: a path is `Message.field`, `Message.field: VALUE`, or to a field in another one, `Message.inner.field`
+# -- rows: a path is `Message.field`, `Message.field: VALUE`, or `Message.inner.field` for a field of an inner message
 
 
 def says(m: Message, path: str) -> bool:
-    """Whether a message asks for a field (`pad`), or has it at that value (`sync_param.method: ASYNC`)."""
+    """Return whether a field has an effect (`pad`), or that value (`sync_param.method: ASYNC`)."""
     path, _, value = path.partition(": ")
     inner, name = m.inner(path)
     return str(inner.view.scalar(name)) == value.strip('"') if value else inner.view.asks(name)
@@ -156,33 +154,33 @@ Text = str | Callable[[Message], str]
 def wrong(
     path: str, text: Text, hint: Text = "", when: Callable[[Message], object] | None = None, other: str = ""
 ) -> Rule:
-    """A mistake where a message says `path` and `when` holds. `other`: the field that it doesn't fit to."""
-    kind, _, said = path.partition(".")
-    written = said.partition(": ")[0]
+    """Return a rule: `path` is a mistake when `when` holds. `other`: the field that it conflicts with."""
+    kind, _, condition = path.partition(".")
+    field = condition.partition(": ")[0]
 
     def find(m: Message) -> Found:
-        if says(m, said) and (when is None or when(m)):
-            yield m.place(written, other), m.filled(text), m.filled(hint)
+        if says(m, condition) and (when is None or when(m)):
+            yield m.place(field, other), m.filled(text), m.filled(hint)
 
-    return Rule(f"{kind}.{written.partition('.')[0]}", find)
+    return Rule(f"{kind}.{field.partition('.')[0]}", find)
 
 
 def needs(path: str, other: str, why: str = "", hint: Text = "") -> Rule:
-    """What `path` says does nothing without `other`."""
-    said = path.partition(".")[2]
-    text = f"`{said}` without `{other}`: {why}" if why else f"`{said}` needs `{other}`"
+    """Return a rule: `path` has no effect without `other`."""
+    field = path.partition(".")[2]
+    text = f"`{field}` without `{other}`: {why}" if why else f"`{field}` needs `{other}`"
     return wrong(path, text, hint, lambda m: not says(m, other))
 
 
 def excludes(path: str, other: str, why: str = "", hint: Text = "remove one of them") -> Rule:
-    """What `path` says can't be together with `other`."""
-    said, shown = path.rpartition(".")[2], other.rpartition(".")[2]
-    text = f"`{said}` with `{shown}`: {why}" if why else f"`{said}` and `{shown}` exclude each other"
+    """Return a rule: `path` excludes `other`."""
+    field, shown = path.rpartition(".")[2], other.rpartition(".")[2]
+    text = f"`{field}` with `{shown}`: {why}" if why else f"`{field}` and `{shown}` exclude each other"
     return wrong(path, text, hint, lambda m: says(m, other), other.partition(": ")[0])
 
 
 def ordered(kind: str, low: str, high: str, when: Callable[[Message], object] = lambda m: True) -> list[Rule]:
-    """`low` is not more than `high`."""
+    """Return rules: `low` must not exceed `high`."""
     text = f"`{low}` {{{low}}} is more than `{high}` {{{high}}}"
 
     def find(m: Message) -> Found:
@@ -193,7 +191,7 @@ def ordered(kind: str, low: str, high: str, when: Callable[[Message], object] = 
 
 
 def read_by(message: str, kind: str, readers: Mapping[str, str]) -> list[Rule]:
-    """Fields that are read with some values of field `kind` alone; these with a space between them."""
+    """Return rules for fields that only some values of field `kind` read; `readers`: the values, separated by spaces, by field."""
 
     def row(name: str, values: Sequence[str]) -> Rule:
         hint = f"remove it, or write {listing([f'{kind}: {value}' for value in values])}"
@@ -208,7 +206,7 @@ def read_by(message: str, kind: str, readers: Mapping[str, str]) -> list[Rule]:
     return [row(name, values.split()) for name, values in readers.items()]
 
 
-# -- fields that a message can't do without
+# -- required fields
 
 
 @cache
@@ -217,23 +215,23 @@ def required(kind: Descriptor) -> tuple[str, ...]:
 
 
 def missing_fields(block: Block, names: Iterable[str]) -> list[str]:
-    """Those of the names that are not written; what could not be read is. In a stage's `solver_param` durations are as they are written."""
-    found = []
+    """Return the names of missing fields; an unreadable field is not missing. Durations may be written in epochs."""
+    missing = []
     for name in names:
         entry = block.entries.get(name) or block.entries.get(partner(block.kind.fields_by_name[name]))
         if not entry.values if entry else not (block.broken or name in block.doubtful):
-            found.append(name)
-    return found
+            missing.append(name)
+    return missing
 
 
 def examples(kind: Descriptor, names: Iterable[str]) -> str:
-    """A hint that shows how these fields are written."""
+    """Return a hint with an example of each field."""
     fields = [kind.fields_by_name[name] for name in names]
     return "write " + ", ".join(f"`{field.GetOptions().Extensions[stagerun_pb2.required]}`" for field in fields)
 
 
 def check_required(block: Block, problems: Problems) -> None:
-    """Report missing fields of a message and of those in it. Not of a Solver, which inherits, nor of a Model whose net says it."""
+    """Report missing fields of a message, recursively; except of a Solver, which inherits, and of a Model whose net has them."""
     of_net = block.kind.name == "Model" and "caffe_net" in (*block.entries, *block.doubtful)
     missing = [] if block.kind is SOLVER or of_net else missing_fields(block, required(block.kind))
     if missing:

@@ -1,4 +1,4 @@
-"""How a stage updates its weights, what it starts from, and what it is evaluated on. Pure."""
+"""Rules about a stage's updates, learning rate, start and evaluation. Pure."""
 
 import itertools
 import math
@@ -24,8 +24,8 @@ from stagerun.language.rules.rule import (
 from stagerun.language.tree import SOLVER, default
 from stagerun.schedule import POLICIES, SOLVER_TYPES, learning_rate, own_fields, policy_fields, slots_of
 
-_FIRST_DEVICE_BATCH = 32  # that a hint offers: it fits into most devices
-# Whose memory of updates Caffe writes into a .solverstate.
+_FIRST_DEVICE_BATCH = 32  # for a hint: it fits into most devices
+# The solvers whose history Caffe writes to a .solverstate.
 CAFFES_TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")
 
 
@@ -34,8 +34,8 @@ def _required(m: Message) -> Found:
     missing, batch = missing_fields(block, required(SOLVER)), block.entries.get("batch_size")
     if batch and "device_batch_size" in missing:
         fits = max(d for d in range(1, _FIRST_DEVICE_BATCH + 1) if m.batch_size % d == 0)
-        hint = f"write `device_batch_size: {fits}`, say: what one worker computes at once"
-        yield batch.place, f"`batch_size` {m.batch_size} needs `device_batch_size` beside it", hint
+        hint = f"for example, write `device_batch_size: {fits}`: the images that one worker computes at once"
+        yield batch.place, f"`batch_size` {m.batch_size} needs `device_batch_size`", hint
         missing.remove("device_batch_size")
     if missing:
         hint = examples(SOLVER, missing)
@@ -45,7 +45,7 @@ def _required(m: Message) -> Found:
 
 
 def _passes(m: Message) -> Found:
-    """Each pass of BatchNorm's statistics has as many device batches as any other."""
+    """Find passes of BatchNorm's statistics that would have unequal numbers of device batches."""
     norm, batches = m.network.batch_norm_param, m.batch_size // m.device_batch_size
     passes, apart = norm.moving_average_passes, "sync_param" in m and m.sync_param.method != "ASYNC"
     batches //= m.sync_param.replicas if apart else 1
@@ -58,10 +58,10 @@ def _passes(m: Message) -> Found:
 def _policy(m: Message) -> Found:
     needed = [name for name in own_fields(m.lr_policy) if default(SOLVER.fields_by_name[name]) is None]
     if missing := missing_fields(m.view.block, needed):
-        place = m.place("lr_policy")
-        if place not in m.view.block.own:
-            # Inherited, by stages that may have the field.
-            place = m.view.block.place
+        span = m.place("lr_policy")
+        if span not in m.view.block.layers:
+            # Inherited: other stages may have the field.
+            span = m.view.block.place
         shapes = {"knot": "knot { epoch: ... factor: ... }"}
         names = [
             f"`{shapes.get(n, f'{n}: ...')}`"
@@ -69,14 +69,14 @@ def _policy(m: Message) -> Found:
             for n in missing
         ]
         text = f"stage `{m.stage}`: lr_policy `{m.lr_policy}` needs {listing(missing, 'and')}"
-        yield place, text, "write " + ", ".join(names)
+        yield span, text, "write " + ", ".join(names)
 
 
 def _steps(m: Message) -> Found:
     for before, value in zip(m.stepvalue, m.view.block.entries["stepvalue"].values[1:], strict=False):
         if value.value <= before:
             text = f"the step at iteration {value.value} does not come after the one at {before}"
-            yield value.span, text, "stepvalues grow"
+            yield value.span, text, "stepvalues must increase"
 
 
 def _test_batches(m: Message) -> Found:
@@ -90,12 +90,12 @@ def _test_batches(m: Message) -> Found:
 
 
 def _kept_momentum(m: Message) -> Found:
-    """Momentum can carry over only where what is remembered means the same."""
+    """Find momentum that can't be kept because the parent's solver stores something else."""
     before = m.parent
     form, old_form = MomentumForm(m.momentum_form), MomentumForm(before.momentum_form)
     slots, what = slots_of(m.type, form), ""
     if slots != slots_of(before.type, form):
-        what = f"type `{before.type}` remembers something else than `{m.type}`"
+        what = f"type `{before.type}` stores something other than `{m.type}`"
         hint = f"give both type {listing([t for t in SOLVER_TYPES if slots_of(t, form) == slots])}"
     elif slots != slots_of(before.type, old_form):
         what, hint = f"`momentum_form` is {old_form.value} and not {form.value}", "the same `momentum_form`"
@@ -105,14 +105,14 @@ def _kept_momentum(m: Message) -> Found:
 
 
 def _renamed(m: Message) -> str:
-    return f"`{shown(getattr(m, 'from'))}` and `{shown(m.to)}` don't have as many `*`"
+    return f"`{shown(getattr(m, 'from'))}` and `{shown(m.to)}` have different numbers of `*`"
 
 
-# -- whether the learning rate exists at every iteration; knots
+# -- the learning rate at every iteration; knots
 
 
 def _learning_rate(m: Message) -> Found:
-    """A rate that is below zero, infinite or not a number."""
+    """Find a rate that is below zero, infinite or not a number."""
     needed = (*policy_fields(m.lr_policy), "base_lr", "max_iter", "batch_size")
     if not all(getattr(m, name) != [] for name in needed if name != "epoch_iter"):
         return
@@ -126,18 +126,18 @@ def _learning_rate(m: Message) -> Found:
     solver = Solver(**settings, device_batch_size=1, random_seed=0, test_batch_size=1)
     policy, iters = POLICIES[m.lr_policy], [knot.iter for knot in solver.knot]
     if iters != sorted(iters) or (policy.factor and (solver.gamma or 0) < 0):
-        return  # which has been reported
+        return  # reported elsewhere
     for drops in sorted({0, len(solver.plateau_winsize)}):
         what, iteration = _impossible(solver, drops)
         if what:
-            place = next((name for name in (policy.suspect, "base_lr") if name in m.view.block.entries), "lr_policy")
+            field = next((name for name in (policy.suspect, "base_lr") if name in m.view.block.entries), "lr_policy")
             when = f"after {drops} drops" if drops else f"at iteration {iteration}"
-            yield m.place(place), f"the learning rate {what} {when}", _hint(m.stage, solver)
+            yield m.place(field), f"the learning rate {what} {when}", _hint(m.stage, solver)
             return
 
 
 def _impossible(solver: Solver, drops: int) -> tuple[str, int]:
-    """Why the rate can't be as it is, as the end of `the learning rate ...`, and at which iteration first; '' where it can."""
+    """Return the fault of the rate, as the end of `the learning rate ...`, and its first iteration; ('', 0) if it is possible."""
     rate = None
     for iteration in _turning_points(solver):
         try:
@@ -154,26 +154,25 @@ def _impossible(solver: Solver, drops: int) -> tuple[str, int]:
     return "", 0
 
 
-def _own_start(solver: Solver) -> int:
-    """Where the policy's own iterations begin, in those of warm-up and policy together."""
+def _policy_start(solver: Solver) -> int:
+    """Return the iteration, counted from the warm-up on, at which the policy's count begins."""
     return solver.warmup_iter if solver.decay_from is DecayFrom.WARMUP_END else 0
 
 
 def policy_end(solver: Solver) -> int:
-    """The first of the policy's own iterations that the stage doesn't read."""
-    return solver.policy_start_iter + solver.max_iter - _own_start(solver)
+    """Return the first iteration in the policy's count that the stage doesn't reach."""
+    return solver.policy_start_iter + solver.max_iter - _policy_start(solver)
 
 
 def _turning_points(solver: Solver) -> list[int]:
-    """Iterations of the stage among which is one with an impossible rate, if there is any: ends, joint, and where the sign or the
-    direction turns."""
-    first, start = solver.policy_start_iter, _own_start(solver)
+    """Return iterations that include an impossible rate if any iteration has one: ends, joints, and changes of sign or direction."""
+    first, start = solver.policy_start_iter, _policy_start(solver)
     last = first + solver.max_iter - 1
-    own = [0, *(knot.iter for knot in solver.knot), solver.lr_iter or 0, solver.max_iter - start]
+    of_policy = [0, *(knot.iter for knot in solver.knot), solver.lr_iter or 0, solver.max_iter - start]
     if solver.lr_policy == "inv" and solver.gamma and solver.gamma < 0:
-        own.append(min(-1 / solver.gamma, last))
-    places = (first, solver.warmup_iter, last, *(start + at for at in own))
-    near = {math.floor(at) + step for at in places for step in range(-1, 3)}
+        of_policy.append(min(-1 / solver.gamma, last))
+    turns = (first, solver.warmup_iter, last, *(start + at for at in of_policy))
+    near = {math.floor(at) + step for at in turns for step in range(-1, 3)}
     return sorted(i - first for i in near if first <= i <= last)
 
 
@@ -184,28 +183,28 @@ def _hint(stage: str, solver: Solver) -> str:
             return f"stage `{stage}` has {solver.max_iter} iterations; lr_iter must not be below that"
         return f"stage `{stage}` reads it up to iteration {reached - 1}; lr_iter must not be below that"
     if solver.lr_policy == "poly" and solver.policy_start_iter > 1:
-        return f"stage `{stage}` reads lr_policy `poly` beyond its end, max_iter; `linear` stays at end_lr there"
+        return f"stage `{stage}` reads lr_policy `poly` beyond its end, max_iter; `linear` stays at end_lr after it"
     return f"stage `{stage}`, lr_policy `{solver.lr_policy}`"
 
 
 def _knots(m: Message) -> Found:
-    """In the order of their places, no more than two at one."""
+    """Find knots that are out of order, or more than two at one iteration."""
     for before, knot in itertools.pairwise(m.knot):
         if knot.iter < before.iter:
             text = f"the knot at `{knot.view.written('iter')}` does not come after the one at `{before.view.written('iter')}`"
-            yield knot.place("iter"), text, "knots are in the order of their places"
+            yield knot.place("iter"), text, "knots must be in order"
     for first, third in zip(m.knot, m.knot[2:], strict=False):
         if first.iter == third.iter:
             text = f"three knots at `{third.view.written('iter')}`"
-            yield third.place("iter"), text, "two make a jump, and the one in between says nothing"
+            yield third.place("iter"), text, "two make a jump, and the one between them has no effect"
 
 
 _MIXED = "images are mixed within a device batch: make it larger, or leave the mixing out"
 _ITSELF = "it mixes each image with itself"
 _VAL = "write `val { source: ... images: ... }` in `data`, or leave it out"
-_SEEN = "what that has seen before is in no .solverstate"
-_ALONE = "take the weights alone with `weights`"
-_IN_FILE = 'write `from: ""`: all that it begins with is in the file'
+_SEEN = "a .solverstate lacks its history"
+_ALONE = "take only the weights with `weights`"
+_IN_FILE = 'write `from: ""`: the file has its whole start'
 RULES = (
     Rule("Solver", _required),
     wrong(
@@ -217,7 +216,7 @@ RULES = (
     excludes("Solver.mixup_alpha", "device_batch_size: 1", _ITSELF, _MIXED),
     excludes("Solver.cutmix_alpha", "device_batch_size: 1", _ITSELF, _MIXED),
     wrong(
-        "Solver.class_weight", "`class_weight` weighs cross entropy, and loss `{loss.type}` has no use for it",
+        "Solver.class_weight", "`class_weight` weighs cross entropy, and loss `{loss.type}` ignores it",
         "remove it, or `loss`",
         lambda m: m.loss.type != "SOFTMAX",
     ),
@@ -232,7 +231,7 @@ RULES = (
         lambda m: len(m.class_weight) != m.network.num_classes,
     ),
     wrong(
-        "Solver.sampling", "`sampling: {sampling}` draws an order of its own, and `shuffle` is false",
+        "Solver.sampling", "`sampling: {sampling}` draws a random order, and `shuffle` is false",
         "remove `shuffle: false` from `data`, or `sampling` here",
         lambda m: m.sampling != "UNIFORM" and not m.schedule.data.shuffle,
     ),
@@ -260,7 +259,7 @@ RULES = (
     Rule("Solver.lr_policy", _learning_rate),
     Rule("Solver.knot", _knots),
     wrong(
-        "Solver.knot", "piecewise_linear of `lr_policy` has one knot, and a line two",
+        "Solver.knot", "lr_policy `piecewise_linear` needs at least two knots",
         "write another, or lr_policy `fixed`",
         lambda m: len(m.knot) == 1,
     ),
@@ -272,7 +271,7 @@ RULES = (
     needs("LossParameter.type: PYTHON", "function", "", 'write `function: "loss.py:build"`'),
     needs(
         "Solver.early_stop", "test_interval", "nothing is tested inside stage `{stage}`",
-        "write `test_epoch: 1`, say",
+        "for example, write `test_epoch: 1`",
     ),
     excludes(
         "Solver.early_stop", "sync_param.method: ASYNC", "iterations after the last one have been computed already",
@@ -291,23 +290,23 @@ RULES = (
     Rule("Solver.test_iter", _test_batches),
     wrong(
         "Rename.to", _renamed,
-        'each `*` of `to` is what one of `from` stands for: `rename { from: "module.*" to: "*" }`',
+        'each `*` of `to` takes the text of one in `from`: `rename { from: "module.*" to: "*" }`',
         lambda m: m.to.count("*") != getattr(m, "from").count("*"),
     ),
     excludes(
-        "Solver.solverstate", "weights", "a .solverstate names its own weights",
-        "remove one of them; `weights` begins at iteration 0, with no memory of updates",
+        "Solver.solverstate", "weights", "a .solverstate names its weights",
+        "remove one of them; `weights` begins at iteration 0, without momentum",
     ),
     excludes("Solver.solverstate", "sync_param", _SEEN),
     excludes("Solver.solverstate", "early_stop", _SEEN),
-    excludes("Solver.solverstate", 'lr_policy: "plateau"', "it goes on from losses that are not in the file", _ALONE),
+    excludes("Solver.solverstate", 'lr_policy: "plateau"', "the file lacks the losses it needs", _ALONE),
     wrong(
-        "Solver.solverstate", "`solverstate` with type `{type}`, which Caffe has not", f"write {listing(CAFFES_TYPES)}",
+        "Solver.solverstate", "`solverstate` with type `{type}`, which Caffe lacks", f"write {listing(CAFFES_TYPES)}",
         lambda m: m.type not in CAFFES_TYPES,
     ),
     wrong(
         "Solver.solverstate",
-        "`solverstate` with `momentum_form: TORCH`: Caffe remembers steps, and this form gradients",
+        "`solverstate` with `momentum_form: TORCH`: Caffe stores steps, and this form gradients",
         "write `momentum_form: CAFFE`, or " + _ALONE,
         lambda m: m.type in ("SGD", "Nesterov") and m.momentum_form == "TORCH",
     ),
@@ -316,9 +315,9 @@ RULES = (
         lambda m: m.parent,
     ),
     wrong(
-        "Solver.carry.momentum: KEEP", "stage `{stage}` keeps the momentum of {starts_from}, which has weights alone",
+        "Solver.carry.momentum: KEEP", "stage `{stage}` keeps the momentum of {starts_from}, which only has weights",
         "write `carry { momentum: ZERO }`", lambda m: m.parent and m.node.average is not None,
     ),
     Rule("Solver.carry", _kept_momentum),
-    needs("Data.scratch_reserve", "scratch", "nothing is copied", 'write `scratch: "/tmp"`, say, or remove it'),
+    needs("Data.scratch_reserve", "scratch", "nothing is copied", 'write `scratch: "/tmp"`, or remove it'),
 )  # fmt: skip

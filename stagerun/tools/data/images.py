@@ -1,10 +1,5 @@
-"""The work of `stagerun data import`: images of a source as a run imports them (`data.importing.images`), and the command's options.
+"""The images that `stagerun data import` stores: as a run imports them (`data.importing.images`), resized by options."""
 
-What must be encoded anew, because it is resized, stays what it was, JPEG (quality 95 unless given) or PNG; with `quality` given every
-picture is encoded as JPEG of that quality. Sizes shrink with OpenCV's INTER_AREA, which looks at all pixels, and grow with INTER_LINEAR.
-"""
-
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,123 +9,114 @@ from PIL import ImageColor
 from stagerun.base import order
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import InterpMode
+from stagerun.command.options import flag, option
 from stagerun.data import jpeg, pixels
 from stagerun.data.datum import Image, raw_datum
 from stagerun.data.importing import odd
-from stagerun.data.importing.images import PlainImport, Stored
-from stagerun.data.importing.items import Pixels, Source
+from stagerun.data.importing.images import Pixels, PlainImport, Source, Stored
 from stagerun.data.jpeg import BadImage
 from stagerun.data.pixels import Draw
 from stagerun.language.proto import caffe_pb2
 
-DEFAULT_QUALITY = 95
-_LARGEST_SIDE = 65500  # of a JPEG, in libjpeg
+QUALITY = 95  # of resized JPEGs
+LARGEST_SIDE = 65500  # of a JPEG, in libjpeg
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class ResizeOptions:
+    background: str = option(
+        "--background COLOUR",
+        "The colour behind transparent images: a CSS name or #rrggbb.",
+        default="white",
+    )
+    resize_shorter: int | None = option("--resize-shorter N", "Resize the shorter side to N pixels.", least=1)
+    resize_height: int | None = option("--resize-height N", "Resize to exactly this height ...", least=1)
+    resize_width: int | None = option("--resize-width N", "... and this width.", least=1)
+
+    def checked(self) -> "ResizeOptions":
+        """UsageError for options that exclude each other."""
+        if (self.resize_height is None) != (self.resize_width is None):
+            hint = "give both, or --resize-shorter, which keeps the picture's shape"
+            raise UsageError("--resize-height and --resize-width go together", hint)
+        if self.resize_height is not None and self.resize_shorter is not None:
+            raise UsageError("--resize-shorter, and an exact size too", "give one of them")
+        return self
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Return the new (height, width). The longer side is rounded half up."""
+        if self.resize_height is not None and self.resize_width is not None:
+            return self.resize_height, self.resize_width
+        shorter, n = min(height, width), self.resize_shorter
+        if n is None:
+            return height, width
+        height, width = ((2 * side * n + shorter) // (2 * shorter) for side in (height, width))
+        return height, width
+
+    def colour(self) -> odd.Colour:
+        """Return the background in R, G, B."""
+        try:
+            red, green, blue = ImageColor.getrgb(self.background)[:3]
+        except ValueError:
+            raise UsageError(
+                f"--background `{self.background}` is not a colour", "give a CSS name or #rrggbb"
+            ) from None
+        return red, green, blue
+
+    def __str__(self) -> str:
+        if self.resize_shorter is not None:
+            return f"shorter side {self.resize_shorter}"
+        return "as it is" if self.resize_height is None else f"height {self.resize_height}, width {self.resize_width}"
+
+
+@dataclass(frozen=True, slots=True)
 class ImportOptions:
-    seed: int | None = 1  # of the shuffle; None: the source's own order
-    limit: int | None = None  # only the first so many, after the shuffle
-    raw: bool = False  # pixels in place of encoded images
-    shorter: int | None = None  # pixels of the shorter side
-    exact: tuple[int, int] | None = None  # (height, width)
-    quality: int | None = None  # 1 .. 100, of JPEGs
-    background: str | None = None  # what shows through transparent images: a name or #rrggbb; None: white
+    resize: ResizeOptions = ResizeOptions()
+    raw: bool = flag("--raw", "Store pixels (channels x height x width, B, G, R) instead of encoded images.")
+    no_shuffle: bool = flag("--no-shuffle", "Keep the order of the source.")
 
 
 class ImportWork(PlainImport):
-    """`Work` of the engine, by the options."""
+    """`Work` of the engine by the options."""
 
-    def __init__(self, source: Source, path: str, options: ImportOptions, pixels_alone: bool = False) -> None:
-        """`pixels_alone`: the format holds pixels, and no encoded images."""
+    def __init__(self, source: Source, path: str, options: ImportOptions) -> None:
         super().__init__(source, path)
-        count, shuffled = min(len(source), options.limit or len(source)), options.seed is not None
-        self._order = order.EveryRecord(options.seed or 0, len(source), shuffled).at(0, count)
-        if pixels_alone and options.quality is not None:
-            raise UsageError(
-                f"--quality is for encoded images; {source.kind} holds pixels, which are stored as they are",
-                "leave --quality out",
-            )
-        if pixels_alone and options.background is not None:
-            raise UsageError(
-                f"--background is for transparent images; {source.kind} has none", "leave --background out"
-            )
-        self._options = options
-        self._background, background = _colour(options.background or "white")
+        self._options, self._size = options, options.resize.checked().size
+        self._order = order.EveryRecord(1, len(source), not options.no_shuffle).at(0, len(source))
+        self._background = options.resize.colour()
         self.identity = {
             **self.identity,
-            "images": count,
-            "shuffle": f"seed {options.seed}" if shuffled else "no",
+            "shuffle": "no" if options.no_shuffle else "seed 1",
             "pixels": "raw" if options.raw else "encoded",
-            "size": _size_text(options),
-            "quality": options.quality or "as it is",
-            "background": background,
+            "size": str(options.resize),
+            "background": "white" if self._background == odd.WHITE else f"#{bytes(self._background).hex()}",
         }
 
     def stored(self, name: str, content: bytes | Pixels) -> Stored:
-        oddities: tuple[str, ...]
         if isinstance(content, Pixels):
-            image, data, family, oddities = content.array, None, "", ()
+            return raw_datum(image := self._resized(content.array), 0), image, ()
+        judged = odd.judge(content, name, background=self._background)
+        image = self._resized(judged.image)
+        if self._options.raw:
+            return raw_datum(image, 0), image, judged.oddities
+        if image is judged.image:
+            return caffe_pb2.Datum(data=judged.data, encoded=True), image, judged.oddities
+        if not judged.kind.endswith("JPEG"):
+            data = odd.encode_png(image)
+        elif max(image.shape[:2]) > LARGEST_SIDE:
+            raise BadImage("too large for JPEG", f"{image.shape[1]} x {image.shape[0]} pixels")
         else:
-            judged = odd.judge(content, name, background=self._background)
-            image, data, oddities = judged.image, judged.data, judged.oddities
-            family = "JPEG" if judged.kind.endswith("JPEG") else "PNG"
-        image, same = self._resized(image)
-        if self._options.raw or not family:
-            return raw_datum(image, 0), image, oddities
-        if data is not None and same and self._options.quality is None:
-            return caffe_pb2.Datum(data=data, encoded=True), image, oddities
-        # Decoded again: the mean is that of what is stored, and what can't be decoded isn't.
-        return caffe_pb2.Datum(data=self._encoded(image, family), encoded=True), None, oddities
+            colours = ("GRAY", "Gray") if image.shape[2] == 1 else ("BGR", "420")
+            data = bytes(simplejpeg.encode_jpeg(image, QUALITY, *colours))
+        # Not `image`: the mean is over what is stored, which is decoded again.
+        return caffe_pb2.Datum(data=data, encoded=True), None, judged.oddities
 
-    def _resized(self, image: Image) -> tuple[Image, bool]:
-        """The image in the wanted size, and whether it had it."""
+    def _resized(self, image: Image) -> Image:
+        """Return the image itself if it has the size: area interpolation looks at all pixels to shrink, linear enlarges."""
         height, width = image.shape[:2]
-        size = _wanted(self._options, height, width)
+        size = self._size(height, width)
         if size == (height, width):
-            return image, True
+            return image
         if size[0] * size[1] > jpeg.MAX_PIXELS:
             raise BadImage("too many pixels", f"{width} x {height} pixels would become {size[1]} x {size[0]}")
-        shrinks = size[0] <= height and size[1] <= width
-        mode = InterpMode.AREA if shrinks else InterpMode.LINEAR
-        return np.ascontiguousarray(pixels.apply(image, Draw(size=size, interp_mode=mode))), False
-
-    def _encoded(self, image: Image, family: str) -> bytes:
-        if family == "PNG" and self._options.quality is None:
-            return odd.encode_png(image)
-        if max(image.shape[:2]) > _LARGEST_SIDE:
-            raise BadImage("too large for JPEG", f"{image.shape[1]} x {image.shape[0]} pixels")
-        colours = ("GRAY", "Gray") if image.shape[2] == 1 else ("BGR", "420")
-        return bytes(
-            simplejpeg.encode_jpeg(np.ascontiguousarray(image), self._options.quality or DEFAULT_QUALITY, *colours)
-        )
-
-
-def _colour(text: str) -> tuple[odd.Colour, str]:
-    """(R, G, B) of a colour, and one name for it: `white` or #rrggbb. UsageError."""
-    with suppress(ValueError):
-        red, green, blue, *more = ImageColor.getrgb(text)
-        if not more:  # a fourth number would be the colour's own alpha
-            name = f"#{red:02x}{green:02x}{blue:02x}"
-            return (red, green, blue), "white" if name == "#ffffff" else name
-    raise UsageError(f"--background `{text}` is not an opaque colour", "give a name as in CSS, or #rrggbb")
-
-
-def _size_text(options: ImportOptions) -> str:
-    if options.shorter is not None:
-        return f"shorter side {options.shorter}"
-    return "as it is" if options.exact is None else f"height {options.exact[0]}, width {options.exact[1]}"
-
-
-def _wanted(options: ImportOptions, height: int, width: int) -> tuple[int, int]:
-    if options.exact is not None:
-        return options.exact
-    if options.shorter is None:
-        return height, width
-    n = options.shorter
-    # The longer side is rounded half up, in whole numbers.
-    return (
-        (n, (2 * width * n + height) // (2 * height))
-        if height <= width
-        else ((2 * height * n + width) // (2 * width), n)
-    )
+        mode = InterpMode.AREA if size[0] <= height and size[1] <= width else InterpMode.LINEAR
+        return np.ascontiguousarray(pixels.apply(image, Draw(size=size, interp_mode=mode)))

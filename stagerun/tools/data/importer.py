@@ -1,52 +1,199 @@
-"""`stagerun data import`: what is asked for is checked, the engine does it, and what came out is shown."""
+"""`stagerun data import`, and the table of formats: a new one is a reader and a row."""
 
+import gzip
+import math
 import os
 import sys
-from dataclasses import asdict, dataclass, replace
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import click
-from click.core import ParameterSource
+import numpy as np
+from numpy.typing import NDArray
 
-from stagerun.base.errors import ExitCode, UsageError
+from stagerun.base.errors import DataError, ExitCode, UsageError, listing
 from stagerun.base.text import count
 from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, flag, option
-from stagerun.data.importing.engine import Job, Result, Work, run
+from stagerun.data.importing.engine import Job, Work, run
+from stagerun.data.importing.images import Item, Pixels, Source, read_whole, regular, signature
 from stagerun.data.importing.partial import ignored_text
 from stagerun.launch import StopRequest
+from stagerun.system.image_folder import can_not_open, is_class_folder
 from stagerun.system.imports import REPORT
-from stagerun.tools.data.images import ImportWork
-from stagerun.tools.data.index import schedule_line
-from stagerun.tools.data.pictures import ResizeOptions
-from stagerun.tools.data.prepare import LmdbRecords, Prepared
-from stagerun.tools.data.progress import DataThreads, Shown, threads_here
-from stagerun.tools.data.sources import BY_NAME, SPLITS, SourceOptions, format_of, open_source, readers
-from stagerun.tools.data.sources.csv_table import LabelledFiles
+from stagerun.tools.data import binary, files
+from stagerun.tools.data.files import DAMAGED, Images, SourceOptions, Text
+from stagerun.tools.data.images import ImportOptions, ImportWork
+from stagerun.tools.data.prepare import PreparedRecords
+from stagerun.tools.data.records import DataThreads, Shown, schedule_line, threads_here
+
+# -- IDX (MNIST and its family) and CIFAR's binary version: pixels, held in memory
+
+LARGEST = 1 << 30  # bytes, unpacked; a small gzip may be anything up to about a thousand times its size
 
 
-def _of_some(usage: str, text: str, **settings: Any) -> Any:
-    """An option that only some formats read, whose names begin its line of help."""
-    return option(usage, f"{', '.join(readers(usage.split()[0][2:].replace('-', '_')))}: {text}", **settings)
+def unzipped(path: str, most: int) -> bytes:
+    """Return at most `most` bytes of a file's content, which may be gzipped."""
+    try:
+        with open(path, "rb", opener=regular) as file:
+            return (gzip.open(file) if file.peek(2)[:2] == b"\x1f\x8b" else file).read(most)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: can't be unpacked: {error}", DAMAGED) from None
+    except OSError as error:
+        can_not_open(path, error)
+
+
+def read_idx(path: str) -> NDArray[np.uint8]:
+    """Return the array of an IDX file of unsigned bytes: pictures have 3 dimensions, labels 1."""
+    data = unzipped(path, LARGEST)
+    header = 4 + 4 * data[3] if data[:3] == b"\0\0\x08" and len(data) > 3 else 0
+    shape = [int.from_bytes(data[at : at + 4], "big") for at in range(4, header, 4)]
+    if header not in (8, 16) or len(data) != header + math.prod(shape) or 0 in shape:
+        message = f"{path}: not an IDX file of pictures or labels, unsigned bytes; or cut off, or larger than 1 GiB"
+        raise DataError(message, "give the published file")
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+
+
+def is_idx(names: Iterable[str]) -> bool:
+    return any("idx3-ubyte" in name for name in names)
+
+
+def open_idx(path: str, options: SourceOptions) -> Images:
+    """`path` is the file of images, next to the file of labels, or a folder of such a pair."""
+    if os.path.isdir(path):
+        train = options.split in (None, "train")
+        names = [name for name in sorted(os.listdir(path)) if is_idx([name]) and ("train-" in name) == train]
+        if len({name.removesuffix(".gz") for name in names}) != 1:
+            message = f"{path}: {len(names)} files of the split `{options.split or 'train'}`, not one: {names}"
+            raise DataError(message, "give the file of images itself, or another --split")
+        path = os.path.join(path, names[0])
+    folder, name = os.path.split(path.removesuffix(".gz"))
+    of_labels = os.path.join(folder, name.replace("images", "labels").replace("idx3", "idx1"))
+    of_labels = of_labels if os.path.isfile(of_labels) else f"{of_labels}.gz"
+    pictures, labels = read_idx(path), read_idx(of_labels)
+    if pictures.ndim != 3 or labels.shape != pictures.shape[:1]:
+        message = f"{path} holds {pictures.shape}, {of_labels} holds {labels.shape}: not images and their labels"
+        raise DataError(message, "give the file of images")
+    return Images(
+        kind="idx",
+        length=len(labels),
+        signature=signature("idx", name, *pictures.shape, pictures, labels),
+        item=lambda i: Item(f"{name}/{i:05d}", int(labels[i])),
+        read=lambda i: Pixels(pictures[i, :, :, None]),
+    )
+
+
+# A row of CIFAR is one byte of label (CIFAR-100: coarse, then fine, which is the label), and 32 x 32 bytes each of red, green, blue
+# (https://www.cs.toronto.edu/~kriz/cifar.html).
+
+_PIXELS = 3 * 32 * 32
+# Training files, test file, names of the classes.
+_TEN = tuple(f"data_batch_{i}.bin" for i in range(1, 6)), ("test_batch.bin",), "batches.meta.txt"
+_HUNDRED = ("train.bin",), ("test.bin",), "fine_label_names.txt"
+
+
+def is_cifar(names: Iterable[str]) -> bool:
+    return not {*_TEN[0], *_TEN[1], *_HUNDRED[0], *_HUNDRED[1]}.isdisjoint(names)
+
+
+def open_cifar(path: str, options: SourceOptions) -> Images:
+    """`path` is the folder of the binary version."""
+    version, before, number = (_TEN, 1, 10) if "test_batch.bin" in os.listdir(path) else (_HUNDRED, 2, 100)
+    files, width = version[0 if options.split in (None, "train") else 1], before + _PIXELS
+    parts = [np.frombuffer(read_whole(os.path.join(path, file)), np.uint8) for file in files]
+    if any(len(part) % width or not len(part) for part in parts):
+        raise DataError(f"{path}: {', '.join(files)}: the bytes are not a whole number of pictures", DAMAGED)
+    counts, classes = [len(part) // width for part in parts], tuple[str, ...]()
+    names = [f"{f.removesuffix('.bin')}/{i:05d}" for f, n in zip(files, counts, strict=True) for i in range(n)]
+    rows = np.concatenate(parts).reshape(-1, width)
+    if os.path.isfile(of_classes := os.path.join(path, version[2])):
+        classes = tuple(line for _, line in Text(of_classes))
+    labels = rows[:, before - 1]
+    if labels.max() >= number:
+        message = f"{path}: the labels go to {labels.max()}, above {number - 1}"
+        raise DataError(message, DAMAGED)
+    pictures = rows[:, before:].reshape(-1, 3, 32, 32)[:, ::-1].transpose(0, 2, 3, 1)  # B, G, R
+    return Images(
+        kind="cifar",
+        length=len(names),
+        signature=signature("cifar", *files, *np.cumsum(counts).tolist(), rows),
+        item=lambda i: Item(names[i], int(labels[i])),
+        read=lambda i: Pixels(np.ascontiguousarray(pictures[i])),
+        classes=classes,
+    )
+
+
+# -- formats
+
+
+class Format(NamedTuple):
+    """`reads`: the fields of SourceOptions that mean something."""
+
+    open: Callable[[str, SourceOptions], Source]
+    about: str  # for --help
+    reads: tuple[str, ...] = ()
+
+
+FORMATS = {
+    "folder": Format(files.open_folder, "a folder per class, as torchvision's ImageFolder", ("synsets",)),
+    "list": Format(files.open_list, "a text of `path label` lines, as Caffe's convert_imageset", ("root",)),
+    "csv": Format(files.open_csv, 'a .csv of paths and several labels each, for `labels: "float_data"`', ("root",)),
+    "tar": Format(files.open_tar, "a tar of class folders, or ILSVRC2012_img_train.tar, never unpacked", ("synsets",)),
+    "idx": Format(open_idx, "MNIST, Fashion-MNIST, EMNIST and the like, gzipped or not", ("split",)),
+    "tfrecord": Format(binary.open_tfrecords, "a shard or a folder of shards with ImageNet's keys", ("split",)),
+    "recordio": Format(binary.open_recordio, "a .rec of MXNet's im2rec"),
+    "cifar": Format(open_cifar, "the folder of CIFAR-10 or CIFAR-100 in the binary version", ("split",)),
+}
+
+
+def format_of(path: str) -> str:
+    """Return the name of the format by the content: particular names and first bytes first, since nearly any folder has folders, and any
+    text lines."""
+    if os.path.isdir(path):
+        names = os.listdir(path)
+        if "data.mdb" in names:
+            hint = f"`stagerun data verify --index {path}` makes its side file, --prepare a copy that decodes faster"
+            raise UsageError(f"{path}: this is an LMDB already", hint)
+        matches = {
+            "cifar": is_cifar(names),
+            "idx": is_idx(names),
+            "tfrecord": any(map(binary.is_shard, names)),
+            "folder": True,
+        }
+    else:
+        start = unzipped(path, 512)
+        matches = {
+            "idx": start[:3] == b"\0\0\x08",
+            "tfrecord": binary.is_tfrecord(start),
+            "recordio": start[:4] == binary.MAGIC,
+            "csv": path.lower().endswith(".csv"),
+            "tar": start[257:262] == b"ustar",
+            "list": bool(start) and b"\0" not in start,
+        }
+    if name := next((name for name, is_it in matches.items() if is_it), ""):
+        return name
+    hint = f"formats are {listing(list(FORMATS))}; unpack a zip; name the format with --format"
+    raise DataError(f"{path}: empty, or of no format that is imported", hint)
+
+
+def open_source(path: str, options: SourceOptions, name: str | None = None) -> Source:
+    """Return the images at a path, in the format `name` or, without one, by the content."""
+    name = name or format_of(path)
+    for word in ("root", "synsets", "split"):
+        unread = word not in FORMATS[name].reads or (word == "split" and os.path.isfile(path))
+        if unread and getattr(options, word) is not None:
+            raise UsageError(f"--{word} means nothing for {path}, a {name}", "leave it out")
+    return FORMATS[name].open(path, options)
 
 
 @dataclass(frozen=True, slots=True)
-class SourceArguments:
-    """What SOURCE itself doesn't show: `SourceOptions`."""
-
-    format: str | None = option(
-        "--format",
-        f"Of SOURCE.  [default: by its content]  {'; '.join(f'{name}: {format.about}' for name, format in BY_NAME.items())}.",
-        type=click.Choice(list(BY_NAME)),
-    )
-    root: str | None = _of_some("--root DIR", "where its paths begin.  [default: the list's folder]")
-    ground_truth: str | None = _of_some("--ground-truth FILE", "the labels of the validation images.")
-    synsets: str | None = _of_some("--synsets FILE", "the classes in the order of their labels.")
-    split: str | None = _of_some(
-        "--split", "which part, where SOURCE holds several.  [default: train]", type=click.Choice(SPLITS)
-    )
-    labels: str | None = _of_some("--labels FILE", "the labels, where their name isn't that of the images.")
+class JobOptions:
+    max_bad: int = option("--max-bad N", "Leave out and list up to N images that can't be used.", least=0, default=0)
+    threads: DataThreads = None
+    restart: bool = flag("--restart", "Discard the result of an interrupted import.")
 
 
 @command("import")
@@ -54,30 +201,15 @@ def import_images(
     source: str = argument("SOURCE"),
     out: str = argument("OUT"),
     *,
-    kind: SourceArguments,
-    raw: bool = flag("--raw", "Store pixels (channels x height x width, B, G, R) in place of encoded images."),
-    resize: ResizeOptions,
-    quality: int | None = option(
-        "--quality Q",
-        "Encode every image anew, as JPEG of this quality.  [default: only those that are resized, with 95]",
-        type=click.IntRange(1, 100),
+    format: str | None = option(
+        "--format",
+        f"The format of SOURCE.  [default: by its content]  {'; '.join(f'{name}: {f.about}' for name, f in FORMATS.items())}.",
+        type=click.Choice(list(FORMATS)),
     ),
-    seed: int | None = option("--seed N", "Of the shuffle.  [default: 1]", type=click.IntRange(0, 2**64 - 1)),
-    no_shuffle: bool = flag("--no-shuffle", "Keep the source's order."),
-    limit: int | None = option(
-        "--limit N", "Only the first N images after the shuffle, as a trial.", type=click.IntRange(1)
-    ),
-    max_bad: int = option(
-        "--max-bad N",
-        "Images that can't be used are left out and listed; above so many nothing is made.",
-        type=click.IntRange(0),
-        default=0,
-    ),
-    prepare: bool = flag(
-        "--prepare", "Arrange the JPEGs anew, losslessly, so that they decode faster; SOURCE may be an LMDB."
-    ),
-    threads: DataThreads = None,
-    restart: bool = flag("--restart", "Begin anew, whatever an interrupted command has made."),
+    of_source: SourceOptions,
+    options: ImportOptions,
+    prepare: bool = flag("--prepare", "Copy an LMDB, and arrange its JPEGs losslessly so that they decode faster."),
+    job: JobOptions,
 ) -> None:
     """Makes an LMDB of Caffe's Datum records from a set of labelled images.
 
@@ -88,97 +220,72 @@ def import_images(
     In class folders, at any depth, files named .jpg .jpeg .jpe .jfif .png .ppm .bmp .pgm .tif .tiff .webp .gif are taken, in small
     or capital letters; others are counted and listed, but for hidden ones.
 
-    JPEGs and PNGs of 8 bits keep their bytes unless they are resized. Resizing uses area interpolation to shrink and linear to grow. What
-    is odd is taken by rule, counted, and listed in OUT/stagerun-import.txt: CMYK becomes JPEG in B, G, R; palettes, 16 bits, alpha channels
-    (composited on white, or --background), GIF, BMP, TIFF, WebP and PPM become PNG of 8 bits; a JPEG or PNG that EXIF turns is turned, and
-    encoded again. What can't be used is left out: empty, cut off, damaged, not an image, above 100 million pixels. What holds pixels, as
-    CIFAR does, is stored as pixels.
+    JPEGs and PNGs of 8 bits keep their bytes unless they are resized: area interpolation shrinks, linear enlarges. Unusual images are
+    converted by rule, counted, and listed in OUT/stagerun-import.txt: CMYK becomes JPEG in B, G, R; palettes, 16 bits, alpha channels
+    (composited on --background), GIF, BMP, TIFF, WebP and PPM become PNG of 8 bits; a JPEG or PNG that EXIF turns is turned, and encoded
+    again. Unusable images are left out: empty, cut off, damaged, not an image, above 100 million pixels. Formats of pixels, as CIFAR's,
+    are stored as pixels.
 
-    With --prepare JPEGs become baseline JPEGs with a restart marker every 4 blocks, or as near to that as divides a row; so a
-    training's random crop is decoded without the rest. Every image is decoded before and after and compared. Where SOURCE is an
-    LMDB's folder, its records are copied so, in their order.
+    With --prepare SOURCE is an LMDB. Its JPEGs become baseline JPEGs with a restart marker every 4 blocks, or as near to that as divides a
+    row, so that a training's random crop is decoded without the rest; keys, labels and order stay. Every image is decoded before and after
+    and compared.
 
-    Interrupted, by whatever means, the same command goes on where it was, and the result is the same.
+    After an interruption of any kind the same command resumes, with the same result.
     """
-    if raw and quality is not None:
-        raise UsageError("--quality is for encoded images, --raw stores pixels", "leave one of them out")
-    if raw and prepare:
-        raise UsageError("--prepare is for JPEGs, --raw stores pixels", "leave one of them out")
-    if prepare and os.path.isfile(os.path.join(source, "data.mdb")):
-        _require_alone()
-        _make(Prepared(LmdbRecords(source)), out, threads, max_bad, restart)
+    if prepare:
+        if options != ImportOptions() or of_source != SourceOptions() or format is not None:
+            message = "--prepare copies the records of an LMDB as they are; most other options are for images"
+            raise UsageError(message, "leave them out, or import the images first")
+        show(_make(PreparedRecords(source), out, job))
         return
-    if no_shuffle and seed is not None:
-        raise UsageError("--seed is for the shuffle, which --no-shuffle turns off", "leave one of them out")
-    seed = 1 if seed is None and not no_shuffle else seed
-    options = replace(resize.checked(), seed=seed, limit=limit, raw=raw, quality=quality)
-    of_source = SourceOptions(**asdict(kind))
-    _require_outside(source, out, of_source)
     tell(f"looking through {source}")
-    opened = open_source(source, of_source)
-    work = ImportWork(opened, source, options, BY_NAME[opened.kind].pixels)
+    images = open_source(source, of_source, format)
+    # OUT.partial is next to OUT, even if OUT is a link.
+    if images.kind == "folder" and Path(out).parent.resolve().is_relative_to(Path(source).resolve()):
+        message = f"{out}: is in {source}, whose folders are the classes, and would be taken for one"
+        raise UsageError(message, f"give a folder outside of {source}")
+    work = ImportWork(images, source, options)
     tell(f"{count(len(work), 'image')} for {out}")
     if work.ignored:
         tell(ignored_text(work.ignored))
-    several = isinstance(opened, LabelledFiles)
-    made = Prepared(work) if prepare else work
-    _make(made, out, threads, max_bad, restart, ' labels: "float_data"' if several else "")
+    show(_make(work, out, job) + (' labels: "float_data"' if images.kind == "csv" else ""))
 
 
-def _require_alone() -> None:
-    """UsageError for options that say what becomes of images: the records of an LMDB are copied."""
-    context = click.get_current_context()
-    given = [n for n in context.params if context.get_parameter_source(n) is ParameterSource.COMMANDLINE]
-    if others := set(given) - {"source", "out", "prepare", "threads", "restart"}:
-        name = min(others).replace("_", "-")
-        raise UsageError(f"--{name} is for images; the records of an LMDB are copied", f"leave --{name} out")
+def as_lmdb(path: str, out: str) -> str:
+    """Return an LMDB of the images at a path: the path itself, or for class folders `out`, into which they are imported once. After a stop
+    signal the process ends with 75."""
+    if not is_class_folder(path):
+        return path
+    if not os.path.exists(out):
+        tell(f"importing {path} into {out}")
+        _make(ImportWork(open_source(path, SourceOptions(), "folder"), path, ImportOptions()), out, JobOptions())
+    return out
 
 
-def _require_outside(source: str, out: str, options: SourceOptions) -> None:
-    """UsageError if OUT would lie in a folder of class folders: there it, and OUT.partial, would be a class, or part of one."""
-    # The name itself is not followed: where OUT is a link, OUT.partial lies beside it.
-    parent = os.path.realpath(Path(out).parent)
-    folder = os.path.realpath(source)
-    if not os.path.isdir(folder) or os.path.commonpath([folder, parent]) != folder:
-        return
-    if format_of(source, options).name == "folder":
-        raise UsageError(
-            f"{out}: lies in {source}, whose folders are the classes, and would be taken for one",
-            f"give a folder outside of {source}",
-        )
-
-
-def _make(work: Work, out: str, threads: int | None, max_bad: int, restart: bool, more: str = "") -> None:
-    """`more`: what the schedule has to say of the images besides."""
-    stop = StopRequest("what is on disk stays", "this commit")
+def _make(work: Work, out: str, options: JobOptions) -> str:
+    """Make the LMDB; return what `import` prints: what is in it, and the text for schedule.prototxt."""
+    stop = StopRequest("the same command resumes", "this commit")
     stop.install()
     with Shown("import") as shown:
         job = Job(
-            threads=threads_here(threads),
-            max_bad=max_bad,
-            restart=restart,
+            threads=threads_here(options.threads),
+            max_bad=options.max_bad,
+            restart=options.restart,
             progress=shown.progress,
             stop=stop,
-            tell=shown.say,
+            tell=tell,
         )
         result = run(work, out, job)
     if not result.complete:
-        tell(f"stopped: {count(result.records, 'record')} are in {out}.partial; the same command goes on")
+        tell(f"stopped: {count(result.records, 'record')} are in {out}.partial; the same command resumes")
         sys.exit(ExitCode.SAVED)
-    show(_text(result, work.ignored, out, shown, more))
-
-
-def _text(result: Result, ignored: tuple[str, ...], out: str, shown: Shown, more: str) -> str:
-    line = f"  {schedule_line(out, result.records)}{more}"
-    if result.already:
-        return f"nothing to do: {out} is complete\n{line}"
-    kinds = ", ".join(f"{n} {kind}" for kind, n in result.kinds)
-    lines = [f"{out}: {count(result.records, 'record')} ({kinds}){shown.rate(result.position)}"]
-    if result.counts:
-        lines.append(f"{out}/{REPORT} lists what was odd:")
+    lines = [f"nothing to do: {out} is complete"]
+    if not result.already:
+        kinds = ", ".join(f"{n} {kind}" for kind, n in result.kinds)
+        lines = [f"{out}: {count(result.records, 'record')} ({kinds})"]
         lines += [f"  {n} {what}" for what, n in result.counts]
-    if result.bad:
-        lines.append(f"left out: {count(result.bad, 'image')}")
-    if ignored:
-        lines.append(f"{ignored_text(ignored)}; {out}/{REPORT} lists them")
-    return "\n".join([*lines, "in schedule.prototxt, under `data`:", line])
+        if result.bad:
+            lines.append(f"left out: {count(result.bad, 'image')}")
+        if result.counts or work.ignored:
+            lines.append(f"{out}/{REPORT} lists them")
+    return "\n".join([*lines, "in schedule.prototxt, under `data`:", f"  {schedule_line(out, result.records)}"])

@@ -1,19 +1,13 @@
-"""`stagerun data import --prepare`: JPEGs arranged anew so that a part can be decoded alone, of images or of an LMDB.
+"""`stagerun data import --prepare`: a copy of an LMDB whose JPEGs decode faster, since a training's random crop is decoded without the rest.
 
-Key, label and all else of a Datum stay; raw pixels, PNGs and CMYK JPEGs are stored as they are, and so is a JPEG that can't be
-arranged anew, which is noted.
-
-A JPEG isn't decoded and encoded again: it keeps its coefficients, and only the Huffman coding is redone, in one scan from top to bottom
-with tables made for the picture, and a restart marker after about every fourth MCU, so that a part can be cut out (`jpeg.slices`). What
-comes out is an ordinary baseline JPEG, whose pixels are compared.
-
-Of the metadata only what decides the pixels is kept: the JFIF or Adobe marker, from which decoders know the colour space. EXIF (an
-orientation is not applied, as in Caffe), colour profiles, thumbnails and comments are left out; they would be read and skipped
-at every picture.
+Preparing neither decodes nor encodes a JPEG again: it keeps its coefficients. Only the Huffman coding is redone, in one scan from top to
+bottom with tables made for the picture, and a restart marker after about every fourth MCU, so that a part can be cut out (`jpeg.slices`).
+The result is an ordinary baseline JPEG, whose pixels are compared. Of the metadata it keeps what decides the pixels: the JFIF or Adobe
+marker. EXIF (an orientation is not applied, as in Caffe), colour profiles, thumbnails and comments would be skipped at every reading.
 """
 
 import ctypes
-import hashlib
+import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,138 +15,97 @@ from typing import Any
 import numpy as np
 
 from stagerun.base.errors import DataError, UsageError
-from stagerun.data.importing.engine import Made, Work
+from stagerun.data.importing.engine import Made
 from stagerun.data.importing.partial import Note
-from stagerun.data.index import digest_of, printable
-from stagerun.data.jpeg.choice import WARNING, Library, picture, turbojpeg
+from stagerun.data.index import Statistics, digest_of, look, parse, printable
+from stagerun.data.jpeg import WARNING, picture, turbojpeg
+from stagerun.data.jpeg.decoder import SimpleDecoder
 from stagerun.data.jpeg.header import SAMPLINGS, Header, Reach, is_complete, read_header
-from stagerun.data.jpeg.slices import SimpleDecoder, find_edges, grid
 from stagerun.data.records import LmdbSource
-from stagerun.data.rows import Statistics, look, parse
 from stagerun.language.proto import caffe_pb2
 from stagerun.system.image_sets import set_of
+from stagerun.tools.data.records import classes_of
 
-VERSION = 1  # of the arrangement
 
-
-class LmdbRecords:
-    """`Work` of the engine: the records of an LMDB as they are."""
+class PreparedRecords:
+    """`Work` of the engine that copies the records of an LMDB and prepares their JPEGs. UsageError on a machine that can't."""
 
     ignored: tuple[str, ...] = ()
+    statistics: Statistics | None = None
 
     def __init__(self, path: str) -> None:
-        self._source = LmdbSource(path)
-        self.title = f"stagerun data import: {path}"
-        index = self._source.index
-        if index is not None and not any("JPEG" in kind for kind, _ in index.facts.kinds):
-            raise UsageError(
-                f"{path}: holds no JPEGs, so there is nothing to prepare", "train on it as it is; it decodes as fast"
-            )
-        self.classes = index.facts.classes if index is not None else ()
-        # The pixels stay the same, so do their mean and deviation.
-        self.statistics: Statistics | None = None
-        if index is not None and index.facts.deviation_bgr:
-            self.statistics = index.facts.mean_bgr, index.facts.deviation_bgr
+        try:
+            prepare(picture())
+        except (UsageError, DataError) as error:
+            raise UsageError(f"this machine can't prepare JPEGs: {error.message}", error.hint) from None
+        self._source = source = LmdbSource(path)
+        self.title, self.classes = f"stagerun data import: {path}", classes_of(source)
         self.prepared_from = set_of(path)
-        self.identity: Mapping[str, Any] = {"source": _signature(self._source)}
+        # Any change to an LMDB is a new transaction.
+        state = f"{source.lmdb.size} bytes, transaction {source.lmdb.meta.transaction}, {self.prepared_from}"
+        self.identity: Mapping[str, Any] = {"source": state, "prepared": 1}  # the version of the rules
 
     def __len__(self) -> int:
         return len(self._source)
 
     def make(self, position: int) -> Made:
         key, record = self._source.get(position)
-        index = self._source.index
+        index, notes = self._source.index, tuple[Note, ...]()
         try:
-            # What has changed on the disk since must not get a fresh digest that says it is right.
+            # A fresh digest must not approve what changed on the disk.
             if index is not None and digest_of(record) != int(index.digests[position]):
-                raise DataError("its bytes are not those that its digest was made of")
+                raise DataError("its bytes don't match its digest")
             fields = parse(record)
-            return Made(key, record, fields.one_label, look(fields, self.statistics is None))
+            made = look(fields, True)
         except DataError as error:
-            raise DataError(
-                f"{self._source.name}: record `{printable(key)}`: {error.message}",
-                f"`stagerun data verify --decode {self._source.name}` finds all such records",
-            ) from None
+            message = f"{self._source.name}: record `{printable(key)}`: {error.message}"
+            hint = f"`stagerun data verify --decode {self._source.name}` lists all such records"
+            raise DataError(message, hint) from None
+        if "JPEG" in made.kind and "CMYK" not in made.kind:
+            datum = caffe_pb2.Datum.FromString(record)
+            try:
+                datum.data = prepare(datum.data)
+            except DataError as error:  # a loader takes it: a progressive one without its last scans, for example
+                notes = (Note(printable(key), "copied as it is", error.message),)
+            record = datum.SerializeToString()
+            stored = look(parse(record), False)
+            made = replace(made, kind=stored.kind, interval=stored.interval)
+        return Made(key, record, fields.label, made, notes)
 
 
-class Prepared:
-    """Another `Work`, with its JPEGs arranged anew. UsageError where what that takes isn't installed."""
-
-    def __init__(self, work: Work) -> None:
-        if reason := can_prepare():
-            raise UsageError(f"this machine can't prepare JPEGs: {reason}")
-        self._work = work
-        self.title, self.classes, self.ignored = work.title, work.classes, work.ignored
-        self.statistics, self.prepared_from = work.statistics, work.prepared_from
-        self.identity: Mapping[str, Any] = {**work.identity, "prepared": VERSION}
-
-    def __len__(self) -> int:
-        return len(self._work)
-
-    def make(self, position: int) -> Made:
-        made = self._work.make(position)
-        if made.record is None or made.look is None or "JPEG" not in made.look.kind or "CMYK" in made.look.kind:
-            return made
-        datum = caffe_pb2.Datum.FromString(made.record)
-        try:
-            datum.data = prepare(datum.data)
-        except DataError as error:
-            # A loader takes it as it is, so it stays: a progressive one without its last scans, for example.
-            return replace(made, notes=(*made.notes, Note(printable(made.key), "copied as it is", error.message)))
-        record = datum.SerializeToString()
-        stored = look(parse(record), False)
-        return replace(made, record=record, look=replace(made.look, kind=stored.kind, interval=stored.interval))
-
-
-def _signature(source: LmdbSource) -> str:
-    """Which records: any change to an LMDB is a new transaction."""
-    lmdb, places = source.lmdb, source.table
-    digest = hashlib.sha256(f"{lmdb.size} {lmdb.meta.transaction}".encode())
-    for array in (places.offsets, places.lengths, places.key_ends, places.keys):
-        digest.update(array.data)
-    return digest.hexdigest()
-
-
-# MCUs from one restart marker to the next. Fewer: more bytes (2 have 1 % more than 4); more: more is decoded beside a
-# part.
+# MCUs from one restart marker to the next. With 2 the bytes grow by 1 %; with more a part needs more of its surroundings.
 _INTERVAL = 4
 
 
-def can_prepare() -> str:
-    """'', or why `prepare` can't be called on this machine and what to do about it."""
-    try:
-        prepare(picture())
-    except (UsageError, DataError) as error:
-        return ": ".join(filter(None, (error.message, error.hint)))
-    return ""
-
-
 def prepare(data: bytes) -> bytes:
-    """A baseline JPEG of the same pixels, whose parts can be cut out.
+    """Return a baseline JPEG of the same pixels whose parts can be cut out; or `data`, if that gains nothing: it is prepared already, has one
+    segment, CMYK, arithmetic coding or an unusual sampling.
 
-    `data` itself comes back where nothing is gained: a file that is prepared already, one of a single segment, CMYK,
-    arithmetic coding, an unusual sampling.
-
-    UsageError if this machine can't; DataError, without a place, if the file is damaged, or if the pixels would not be
-    those of `data` (a progressive file without its last scans, which libjpeg smooths).
+    DataError, without a place, if the file is damaged or its pixels would change (a progressive file without its last scans, which libjpeg
+    smooths).
     """
     header = read_header(data)
-    if not is_complete(data):  # the result would be, and no one would see any more that rows are missing
-        raise DataError(
-            "the image is cut off: JPEG data ends before its end marker",
-            "replace it by a complete file, or leave it out",
-        )
+    if not is_complete(data):  # the result would be complete, and hide that rows are missing
+        message = "the image is cut off: JPEG data ends before its end marker"
+        raise DataError(message, "replace it by a complete file, or leave it out")
     interval = _interval(header)
     if not interval or (header.reach is Reach.PART and header.restart_interval == interval):
         return data
-    library = turbojpeg()
-    prepared = _transform(library, data, interval)
-    _verify(data, header, prepared, interval, library)
+    prepared = _transcode(data, interval)
+    made = read_header(prepared)
+    if made.restart_interval != interval:
+        message = f"the image can't be prepared: {turbojpeg().path} writes no restart markers"
+        raise DataError(message, "install libjpeg-turbo 3.0 or later")
+    channels = 1 if header.components == 1 else 3
+    before = SimpleDecoder().decode(data, header, channels)
+    after = SimpleDecoder().decode(prepared, made, channels)
+    if not np.array_equal(before, after):
+        raise DataError("the image can't be prepared: its pixels would change", "leave it as it is, or encode it again")
     return prepared
 
 
 def _interval(header: Header) -> int:
-    """MCUs between markers, the divisor of a row's that is nearest 4; 0 for what can't be cut whatever the interval."""
+    """Return the divisor of a row's MCUs that is nearest 4; 0 for a picture that can't be cut."""
     if header.reach is Reach.ODD or not (header.components == 1 or header.sampling in SAMPLINGS):
         return 0
     across, down = (8 * f for f in header.sampling[0]) if header.components > 1 else (8, 8)
@@ -161,79 +114,29 @@ def _interval(header: Header) -> int:
     return interval if columns > interval or header.height > down else 0
 
 
-TRANSFORM = 2
-OPTIMIZE, RESTART_BLOCKS = 11, 18
-COPY_NONE = 64
+# libjpeg-turbo/libjpeg-turbo: `src/turbojpeg.h`
+_TRANSFORM = 2
+_OPTIMIZE, _RESTART_BLOCKS = 11, 18
+_COPY_NONE = 64
 
 
-class Region(ctypes.Structure):
-    _fields_ = [("x", ctypes.c_int), ("y", ctypes.c_int), ("width", ctypes.c_int), ("height", ctypes.c_int)]
-
-
-class Transform(ctypes.Structure):
-    _fields_ = [
-        ("region", Region),
-        ("operation", ctypes.c_int),
-        ("options", ctypes.c_int),
-        ("data", ctypes.c_void_p),
-        ("filter", ctypes.c_void_p),
-    ]
-
-
-_int, _pointer, _size = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
-_results, _sizes, _transforms = ctypes.POINTER(_pointer), ctypes.POINTER(_size), ctypes.POINTER(Transform)
-# name -> (result, arguments)
-_FUNCTIONS = {
-    "tj3Init": (_pointer, (_int,)),
-    "tj3Destroy": (None, (_pointer,)),
-    "tj3Free": (None, (_pointer,)),
-    "tj3Set": (_int, (_pointer, _int, _int)),
-    "tj3GetErrorCode": (_int, (_pointer,)),
-    "tj3GetErrorStr": (ctypes.c_char_p, (_pointer,)),
-    "tj3Transform": (_int, (_pointer, _pointer, _size, _int, _results, _sizes, _transforms)),
-}
-
-
-def _transform(library: Library, data: bytes, interval: int) -> bytes:
-    calls = library.calls
-    for name, (result_type, arguments) in _FUNCTIONS.items():
-        function = getattr(calls, name)
-        function.restype, function.argtypes = result_type, arguments
-    handle = calls.tj3Init(TRANSFORM)
-    if not handle:
-        raise MemoryError(f"{library.path} gives no transformer")
+def _transcode(data: bytes, interval: int) -> bytes:
+    """Code the coefficients again, by TurboJPEG's lossless transform."""
+    calls = turbojpeg().calls
+    calls.tj3Init.restype = ctypes.c_void_p
+    handle = ctypes.c_void_p(calls.tj3Init(_TRANSFORM))
     result, size = ctypes.c_void_p(), ctypes.c_size_t()
-    source = np.frombuffer(data, np.uint8)
+    # tjtransform: the region, operation, options, data, filter
+    transform = struct.pack("6i2P", 0, 0, 0, 0, 0, _COPY_NONE, 0, 0)
     try:
-        calls.tj3Set(handle, RESTART_BLOCKS, interval)
-        calls.tj3Set(handle, OPTIMIZE, 1)
-        same = Transform(options=COPY_NONE)
+        calls.tj3Set(handle, _RESTART_BLOCKS, interval)
+        calls.tj3Set(handle, _OPTIMIZE, 1)
         failed = calls.tj3Transform(
-            handle, source.ctypes.data, source.size, 1, ctypes.byref(result), ctypes.byref(size), ctypes.byref(same)
+            handle, data, ctypes.c_size_t(len(data)), 1, ctypes.byref(result), ctypes.byref(size), transform
         )
         if (failed and calls.tj3GetErrorCode(handle) != WARNING) or not result:
-            reason = calls.tj3GetErrorStr(handle).decode("utf-8", "replace")
-            raise DataError(f"the image can't be prepared: {reason}", "leave it as it is, or encode it again")
+            raise DataError("the image can't be prepared: libjpeg-turbo refuses it", "encode it again")
         return ctypes.string_at(result, size.value)
     finally:
-        if result:
-            calls.tj3Free(result)
+        calls.tj3Free(result)
         calls.tj3Destroy(handle)
-
-
-def _verify(data: bytes, header: Header, prepared: bytes, interval: int, library: Library) -> None:
-    """DataError unless the result has the pixels of `data` and restart markers where they should be."""
-    made = read_header(prepared)
-    cells = grid(made)
-    count = cells.rows * cells.columns if cells else 0
-    whole = np.frombuffer(prepared, np.uint8)
-    if made.restart_interval != interval or find_edges(whole, made.scan_at, count, count) is None:
-        raise DataError(
-            f"the image can't be prepared: {library.path} writes no restart markers",
-            "install a newer libjpeg-turbo: 3.0 and later do",
-        )
-    channels = 1 if header.components == 1 else 3
-    before = SimpleDecoder().decode(data, header, channels)
-    after = SimpleDecoder().decode(prepared, made, channels)
-    if not np.array_equal(before, after):
-        raise DataError("the image can't be prepared: its pixels would change", "leave it as it is, or encode it again")

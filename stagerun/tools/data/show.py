@@ -1,221 +1,163 @@
-"""`stagerun data show`: from an LMDB or a stage to a contact sheet."""
+"""`stagerun data show`: a contact sheet of an LMDB's records, or of what a stage's network gets."""
 
-import os
-from collections.abc import Sequence
+import io
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from stagerun.base import recipe
 from stagerun.base.errors import DataError, UsageError, listing, nearest
-from stagerun.base.recipe import ChannelOrder, Schedule, Solver, Source, Stage
-from stagerun.base.snapshots import Inventory
-from stagerun.base.text import count, first
 from stagerun.command.ending import show
 from stagerun.command.options import command, flag, option
-from stagerun.command.shared import Folder, Overrides, output_folder
-from stagerun.data.importing.first_use import have
-from stagerun.data.index import printable
-from stagerun.data.jpeg import Rectangle
-from stagerun.data.loader import Loader
-from stagerun.data.loaders import evaluation_loader, training_loader
-from stagerun.data.python_transform import PythonTransform
+from stagerun.command.shared import Folder, Overrides
+from stagerun.data import datum, loaders
+from stagerun.data.importing import have
+from stagerun.data.loader import PythonTransform
 from stagerun.data.records import LmdbSource
-from stagerun.language import load, require_folders
-from stagerun.language.resolve import SCHEDULE_FILE
-from stagerun.plan import make_plan
 from stagerun.system.files import write_output
 from stagerun.system.imports import is_there, with_imports
-from stagerun.tools.data import contact_sheet
-from stagerun.tools.data.contact_sheet import Tile
-from stagerun.tools.data.pictures import classes_of, label_text, stored_tile
-from stagerun.tools.data.progress import Shown
+from stagerun.tools.data.records import Shown, classes_of
+from stagerun.tools.output import find_target, plan_of
 
-_MOST_MISTAKES = 5
+Tile = tuple[str, int, NDArray[np.uint8] | str]  # key, label, the picture in B, G, R or grey; or what is wrong with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShowOptions:
     folder: Folder
     overrides: Overrides = ()
-    stage: str | None = option("--stage NAME", "Show what this stage's network gets: cropped, mirrored, coloured ...")
-    val: bool = flag("--val", "The validation set; with --stage, as it is evaluated.")
-    number: int = option("--number N", "How many pictures.", type=click.IntRange(1, 10_000), default=32)
+    stage: str | None = option("--stage NAME", "The stage of a schedule.  [default: the first]")
+    val: bool = flag("--val", "The validation set, as the stage is evaluated on it.")
+    number: int = option("--number N", "The number of pictures.", type=click.IntRange(1, 500), default=32)
     first: int = option(
-        "--first K", "Begin with record K; with --stage, with its image K.", type=click.IntRange(0, 2**40), default=0
+        "--first K", "Begin with record K, or the stage's image K.", type=click.IntRange(0, 2**40), default=0
     )
-    size: int = option(
-        "--size PIXELS", "Of the square that each picture is fitted into.", type=click.IntRange(64, 2048), default=160
-    )
+    size: int = option("--size PIXELS", "The square of each picture.", type=click.IntRange(64, 512), default=160)
     output: str = option("--output FILE", "The PNG.", type=click.Path(dir_okay=False), default="sheet.png")
-
-
-@dataclass(frozen=True, slots=True)
-class Show:
-    """What goes on the sheet."""
-
-    heading: tuple[str, ...]
-    tiles: Sequence[Tile]
 
 
 @command("show")
 def show_images(options: ShowOptions) -> None:
-    """Makes a PNG of many images, each with its key and its label, with the class's name where the side file has it.
+    """Makes a PNG of many images, each with its key and its label, with the class's name if the side file has it.
 
-    DIR is an LMDB's folder, or a schedule's: then of the images it trains on. Without --stage they are shown as they are stored. With
-    --stage they are those that the stage trains on, in its order, with what it draws for each of them, as the network gets them; two things
-    differ, since a picture can't show them: cutout has the colour of mean_value, which is 0 for the network, and mixup, cutmix and
-    label_smoothing are left out.
-
-    `python` in transform_param is imported and called, as in training.
+    DIR is an LMDB's folder: its records are shown as they are stored. Or DIR is a schedule's folder: then it shows the images that a stage
+    trains on, in its order and with its random numbers, as its network gets them, with two exceptions: cutout is black, and not the mean;
+    mixup, cutmix and label_smoothing are left out. `python` in transform_param is imported and called.
 
     A record that can't be used has the reason in its place; the exit code is then 65.
     """
-    if contact_sheet.pixels_of(options.number, 3, options.size) > contact_sheet.MOST_PIXELS:
-        raise UsageError(
-            f"a sheet of {options.number} pictures of {options.size} pixels is too large", "lower --number or --size"
-        )
-    path = Path(options.output)
-    if not os.path.isdir(path.parent):
-        raise UsageError(f"there is no folder {path.parent}", "make it, or give another file with --output")
-    found = shown_of(options)
-    write_output(path, contact_sheet.png(contact_sheet.sheet(found.tiles, found.heading, options.size)))
-    show("\n".join((*found.heading, f"wrote {path}: {count(len(found.tiles), 'picture')}")))
-    wrong = [tile.wrong for tile in found.tiles if tile.wrong]
-    if len(wrong) == 1:
-        raise DataError(wrong[0])
-    if wrong:
-        raise DataError("\n  ".join([f"{len(wrong)} images can't be used:", *first(wrong, _MOST_MISTAKES)]))
-
-
-def shown_of(options: ShowOptions) -> Show:
-    """What goes on the sheet. RecipeError, UsageError, DataError."""
-    if not _is_schedule(options.folder):
-        for name, given in (("--stage", options.stage), ("--val", options.val), ("--set", options.overrides)):
-            if given:
-                message = f"{options.folder} is not a schedule's folder, and {name} is for one"
-                raise UsageError(message, f"leave {name} out")
-        return _stored(LmdbSource(options.folder), options)
-    schedule = load(options.folder, options.overrides)
-    names, stage = [stage.name for stage in schedule.stages], options.stage
-    if stage is not None and stage not in names:
-        raise UsageError(f"no stage is named `{stage}`", nearest(stage, names) or f"the stages are {listing(names)}")
-    data = schedule.data if stage is None else schedule.stage(stage).data
-    source = data.train if not options.val else data.val[0] if data.val else None
-    if source is None:
-        raise UsageError("the schedule has no data.val", "leave --val out, or write `val { source: ... }` under `data`")
-    records = LmdbSource(_lmdb(schedule, source), source.images)
-    return _stored(records, options) if stage is None else _staged(schedule, schedule.stage(stage), records, options)
-
-
-def _lmdb(schedule: Schedule, source: Source) -> str:
-    """Where the images are read: of a folder the LMDB that `run` has without --out, which is made now where there is none."""
-    require_folders(schedule)
-    schedule = with_imports(schedule, output_folder(schedule.name, None))
-    made = schedule.imports.get(source.path)
-    if made is not None and not is_there(made):
-        with Shown("import") as shown:
-            have(
-                source.path, made, schedule.data, lambda: False, lambda done: shown.progress(done.done, done.total)
-            ).close()
-    return schedule.lmdb(source)
-
-
-def _choose(options: ShowOptions, images: int, noun: str, endless: bool = False) -> tuple[range, str]:
-    """Which of `images` to show, and the words for it. `endless`: they come round again, so that any number is one of them."""
-    if options.first >= images and not endless:
-        message = f"--first {options.first}: there are {images} {noun}, numbered from 0"
-        raise UsageError(message, f"give at most {images - 1}")
-    end = options.first + options.number
-    if not endless:
-        end = min(end, images)
-    words = f"{noun} {options.first} to {end - 1}" + ("" if endless else f" of {images:,}")
-    return range(options.first, end), words
-
-
-def _stored(records: LmdbSource, options: ShowOptions) -> Show:
-    """The records as they are."""
-    chosen, words = _choose(options, len(records), "records")
-    classes = classes_of(records)
-    tiles = [stored_tile(records, i, classes) for i in chosen]
-    return Show((f"{records.name}: {words}",), tiles)
-
-
-def _staged(schedule: Schedule, stage: Stage, records: LmdbSource, options: ShowOptions) -> Show:
-    """Images as the stage's network gets them."""
-    solver, start, train = stage.solver, 0, not options.val
-    transform = solver.transform if train else solver.test_transform
-    chosen, words = _choose(options, len(records), "images", endless=train)
-    if train:
-        start = next(s.position for s in make_plan(schedule, Inventory()).stages if s.stage.name == stage.name)
-        heading = f"{schedule.name}, stage {stage.name}, training: {words}, counted from its start"
+    if not (Path(options.folder) / "data.mdb").exists():
+        target = find_target(options.folder, options.overrides, None)
+        if target.schedule is None:
+            raise UsageError(f"{options.folder} is an output folder", "give the schedule's folder, or an LMDB's")
+        records, images = _staged(target.schedule, target.out, options)
+    elif options.stage or options.val or options.overrides:
+        raise UsageError(f"{options.folder} is an LMDB; --stage, --val and --set are for schedules", "leave them out")
     else:
-        heading = f"{schedule.name}, stage {stage.name}, evaluation: {words}"
-    loader = _loader(schedule, stage, records, train, start)
-    classes = classes_of(records)
-    zero = transform.mean_value or (0.0,)  # the colour (B, G, R, or one number) that is 0 for the network
-    if transform.channel_order is ChannelOrder.RGB:
-        zero = zero[::-1]
-    tiles = [_staged_tile(records, loader, start + i, classes, zero) for i in chosen]
-    headings = (heading, _approximations(solver) if train else "")
-    return Show(tuple(filter(None, headings)), tiles)
+        records = LmdbSource(options.folder)
+        images = _stored(records, _chosen(options, records))
+    tiles = list(images)
+    write_output(Path(options.output), _png(tiles, classes_of(records), options.size))
+    show(f"wrote {options.output}: {len(tiles)} of {len(records)} images in {records.name}")
+    if mistakes := [picture for _, _, picture in tiles if isinstance(picture, str)]:
+        raise DataError("\n  ".join([f"{len(mistakes)} of them can't be used:", *mistakes[:5]]))
 
 
-def _loader(schedule: Schedule, stage: Stage, records: LmdbSource, train: bool, start: int) -> Loader:
-    solver = stage.solver
-    if not train:
-        return evaluation_loader(records, stage)
-    augment = None
-    if solver.transform.changes_colours:
-        from stagerun.engine.augment import make_augment  # imports torch
-
-        augment = make_augment(solver.transform)
-    name = solver.transform.python
-    python = PythonTransform(name, schedule.python) if name is not None else None
-    unlabelled = replace(stage.data, train=replace(stage.data.train, labels=None))  # what the LMDB says is shown
-    stage = replace(stage, data=unlabelled)
-    return training_loader(records, schedule, stage, python=python, augment=augment, start=start)
+def _chosen(options: ShowOptions, records: LmdbSource) -> range:
+    return range(min(options.first, len(records) - 1), min(options.first + options.number, len(records)))
 
 
-def _staged_tile(
-    records: LmdbSource, loader: Loader, position: int, classes: Sequence[str], zero: Sequence[float]
-) -> Tile:
-    try:
-        job = loader.plan(position, 1)
-        key = printable(records.key(job.indices[0]))
-    except DataError as error:  # without crop_size it looks at the image
-        return Tile(None, (f"position {position}",), error.message)
-    try:
-        loader.fill(job, 0, 1)
-    except DataError as error:
-        return Tile(None, (key,), error.message)
-    batch = job.made
-    image = contact_sheet.as_trained(
-        batch.images[0],
-        None if batch.cutout is None else Rectangle(*batch.cutout[0].tolist()),
-        zero,
-    )
-    return Tile(image.copy(), (key, label_text(int(batch.labels[0]), classes)))
+def _stored(records: LmdbSource, chosen: range) -> Iterator[Tile]:
+    for i in chosen:
+        key = records.key(i).decode(errors="backslashreplace")
+        try:
+            fields = datum.parse(records.get(i)[1])
+            channels = 3 if fields.encoded or fields.channels not in (1, 3) else fields.channels
+            yield key, fields.label, datum.picture_of(fields, channels).decode()
+        except DataError as error:
+            yield key, -1, f"{records.name}: record `{key}`: {error.message}"
 
 
-def _approximations(solver: Solver) -> str:
-    """What the sheet shows otherwise than the network sees it in training, or ''."""
-    left_out = [name for name in ("mixup_alpha", "cutmix_alpha", "label_smoothing") if getattr(solver, name)]
-    said = ["cutout has the colour that is 0 for the network"] * bool(solver.transform.cutout_size)
-    said += [f"not shown: {', '.join(left_out)}"] * bool(left_out)
-    return "; ".join(said)
+def _staged(schedule: recipe.Schedule, out: Path, options: ShowOptions) -> tuple[LmdbSource, Iterator[Tile]]:
+    names = [stage.name for stage in schedule.stages]
+    if options.stage is not None and options.stage not in names:
+        hint = nearest(options.stage, names) or f"the stages are {listing(names)}"
+        raise UsageError(f"no stage is named `{options.stage}`", hint)
+    stage = schedule.stage(options.stage or names[0])
+    if options.val and not stage.data.val:
+        raise UsageError("the schedule has no data.val", "leave --val out, or write `val { source: ... }` under `data`")
+    records = _opened(schedule, out, stage.data.val[0] if options.val else stage.data.train)
+    if options.val:
+        loader, positions = loaders.evaluation_loader(records, stage), _chosen(options, records)
+    else:
+        transform, stages = stage.solver.transform, plan_of(schedule, out).stages
+        start = next(one.position for one in stages if one.stage.name == stage.name)
+        positions = range(start + options.first, start + options.first + options.number)
+        augment = None
+        if transform.changes_colours:
+            from stagerun.engine.augment import make_augment  # imports torch
+
+            augment = make_augment(transform)
+        python = PythonTransform(transform.python, schedule.python) if transform.python is not None else None
+        train = replace(stage.data.train, labels=None)  # the LMDB's labels are shown
+        unlabelled = replace(stage, data=replace(stage.data, train=train))
+        loader = loaders.training_loader(records, schedule, unlabelled, python=python, augment=augment, start=start)
+
+    def images() -> Iterator[Tile]:
+        for position in positions:
+            key = f"position {position}"
+            try:
+                job = loader.plan(position, 1)  # without crop_size it decodes the image
+                key = records.key(job.indices[0]).decode(errors="backslashreplace")
+                loader.fill(job, 0, 1)
+            except DataError as error:
+                yield key, -1, error.message
+                continue
+            image = job.made.images[0].copy()
+            if job.made.cutout is not None:
+                top, left, height, width = job.made.cutout[0].tolist()
+                image[top : top + height, left : left + width] = 0
+            yield key, int(job.made.labels[0]), image
+
+    return records, images()
 
 
-def _is_schedule(folder: str) -> bool:
-    """Whether it is a schedule's folder, else an LMDB's. DataError if it is missing, UsageError if it is neither."""
-    path, hint = Path(folder), "give the folder of a schedule, or that of an LMDB"
-    if os.path.exists(path / SCHEDULE_FILE):
-        return True
-    if os.path.exists(path / "data.mdb"):
-        return False
-    if not os.path.lexists(path):
-        raise DataError(f"{folder}: no such folder", hint)
-    if not os.path.isdir(path):
-        raise UsageError(f"{folder}: is not a folder", hint)
-    text = f"{folder} is neither a schedule's folder (it has no {SCHEDULE_FILE}) nor an LMDB's (no data.mdb)"
-    raise UsageError(text, hint)
+def _opened(schedule: recipe.Schedule, out: Path, source: recipe.Source) -> LmdbSource:
+    """Return the records of a source, which are imported now if it is a folder of images."""
+    schedule = with_imports(schedule, out)
+    target = schedule.imports.get(source.path)
+    if target is not None and not is_there(target):
+        with Shown("import") as shown:
+            have(source.path, target, schedule.data, lambda: False, lambda p: shown.progress(p.done, p.total))
+    return LmdbSource(schedule.lmdb(source), source.images)
+
+
+_LINE, _GAP = 16, 8  # pixels
+
+
+def _png(tiles: Sequence[Tile], classes: Sequence[str], box: int) -> bytes:
+    """Return the sheet, about half as wide again as high: each picture at the lower left of a square of `box` pixels, above its lines."""
+    columns = math.ceil(math.sqrt(1.5 * len(tiles)))
+    step, high, letters, font = box + _GAP, box + 2 * _LINE + _GAP, box // 7, ImageFont.load_default(13)
+    paper = Image.new("RGB", (columns * step + _GAP, -(-len(tiles) // columns) * high + _GAP), "white")
+    draw = ImageDraw.Draw(paper)
+    for i, (key, label, picture) in enumerate(tiles):
+        left, top = _GAP + i % columns * step, _GAP + i // columns * high
+        if isinstance(picture, str):
+            draw.text((left, top), "unusable", "darkred", font)
+        else:
+            image = Image.fromarray(picture[:, :, ::-1] if picture.shape[2] == 3 else picture[:, :, 0])
+            image = ImageOps.contain(image, (box, box), Image.Resampling.BOX)  # enlarges without smoothing
+            paper.paste(image, (left, top + box - image.height))
+            name = f"{label} {classes[label]}" if 0 <= label < len(classes) else f"label {label}"
+            draw.text((left, top + box + _LINE), name[:letters], "black", font)
+        draw.text((left, top + box), key[-letters:], "black", font)  # keys differ at their end
+    file = io.BytesIO()
+    paper.save(file, "PNG")
+    return file.getvalue()

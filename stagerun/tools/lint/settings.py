@@ -1,187 +1,365 @@
-"""Rules about lengths, snapshots, and fields that are not read or make little of others. Pure."""
+"""Rules about lengths, snapshots, fields, images and what workers send each other. Some read the side files of LMDBs on this machine."""
 
 import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 
 from stagerun.base.errors import Level, Span
-from stagerun.base.recipe import CLEARED, OnNan, Origin, ParamKind, Solver
-from stagerun.base.text import MOST_LISTED, listed
+from stagerun.base.recipe import (
+    CLEARED,
+    ChannelOrder,
+    Determinism,
+    Memory,
+    Method,
+    OnNan,
+    Origin,
+    ParamKind,
+    Source,
+    Transform,
+)
+from stagerun.base.text import MOST_LISTED, count, listed
+from stagerun.base.weights import Kind
+from stagerun.base.weights import place_of as weights_of
 from stagerun.language.networks import known_of
 from stagerun.language.rules.rule import Found, Rule
+from stagerun.language.values import text as canonical
 from stagerun.plan.described import unread
-from stagerun.schedule import SOLVER_TYPES, fields_read
-from stagerun.tools.lint.looked import Looked, note, warning
-from stagerun.tools.lint.rates import LARGE
+from stagerun.schedule import SOLVER_TYPES, fields_read, parting
+from stagerun.system.image_sets import known as side_file
+from stagerun.tools.lint.rates import LARGE, Doubts, StageFacts, doubt, each
 
-# Images that may be lost: six epochs of ImageNet, or more than two hours of a GPU that does a thousand in a second.
-UNSAVED = 8_000_000
+# -- lengths and snapshots
+
+UNSAVED = 8_000_000  # images that a kill may cost: six epochs of ImageNet, more than two hours of a GPU at a thousand a second
 
 
-def unsaved_work(it: Looked) -> Found:
-    """A kill may cost more than UNSAVED images, since no snapshot is due for so long; or a stage's own file asks for an interval that
-    is longer than the stage, so that none is ever due in it. One at the end of a stage is always taken.
-    """
-    solver, images = it.solver, it.train.images
-    span, longest = it.place("snapshot", "max_iter"), max(b - a for a, b in itertools.pairwise(it.points))
+def unsaved_work(it: StageFacts) -> Doubts:
+    """Every stage ends with a snapshot. An interval that the stage inherits may be longer than the stage."""
+    solver, longest = it.solver, max(b - a for a, b in itertools.pairwise(it.points))
     lost = min(solver.snapshot or longest, longest) * solver.batch_size
     if lost > UNSAVED:
-        why = (
-            f"snapshots are {solver.snapshot} iterations apart" if solver.snapshot else "no snapshot is taken inside it"
-        )
-        text = f"a kill in {it.name} may cost {lost:,} images, {lost / images:.3g} epochs: {why}"
+        why = f"one snapshot in {solver.snapshot} iterations" if solver.snapshot else "no snapshot is taken inside it"
+        text = f"a kill in {it.name} may cost {lost:,} images, {lost / it.train.images:.3g} epochs: {why}"
         hint = f"`snapshot: {max(1, UNSAVED // 4 // solver.batch_size)}` costs {UNSAVED // 4:,} at most"
-        yield span, text, hint
+        yield "snapshot max_iter", text, hint
     elif solver.snapshot > solver.max_iter and it.stage.origins["solver.snapshot"].layer != "schedule":
         text = f"`snapshot` {solver.snapshot} is never due: {it.name} has {solver.max_iter} iterations"
-        yield span, text, "there is always one at the end of a stage"
+        yield "snapshot", text, "every stage ends with a snapshot"
 
 
-def no_test(stages: Sequence[Looked]) -> Found:
-    """Nothing is ever evaluated."""
-    schedule = stages[0].schedule
-    if not schedule.validation_sets:
-        span = stages[0].stage.written("data.train.source") or stages[0].stage.span
+def no_snapshot(stages: Sequence[StageFacts]) -> Found:
+    whole = [it for it in stages if it.stage.enabled and not it.solver.snapshot and len(it.points) == 2]
+    if whole:
+        back = "; so does `on_nan: ROLLBACK`" if any(it.solver.on_nan is OnNan.ROLLBACK for it in whole) else ""
+        names = listed([it.stage.name for it in whole], MOST_LISTED)
+        text = f"no snapshot inside {names}: a kill costs the stage from its start (`snapshot`){back}"
+        yield whole[0].span("max_iter"), text, ""
+
+
+def no_test(stages: Sequence[StageFacts]) -> Found:
+    stage = stages[0].stage
+    if not stages[0].schedule.validation_sets:
+        text = "`data.val` is missing: nothing says how good the network is"
         hint = "write `val { source: ... images: ... }` in `data`"
-        yield span, "there is no `data.val`: nothing says how good the network is", hint
+        yield stage.written("data.train.source") or stage.span, text, hint
 
 
-def no_snapshot(stages: Sequence[Looked]) -> Found:
-    """Stages that a kill throws back to their start, and `on_nan: ROLLBACK`, too."""
-    found = [it for it in stages if it.stage.enabled and not it.solver.snapshot and len(it.points) == 2]
-    if found:
-        back = "; so does `on_nan: ROLLBACK`" if any(it.solver.on_nan is OnNan.ROLLBACK for it in found) else ""
-        names = listed([it.stage.name for it in found], MOST_LISTED)
-        text = f"no snapshot inside {names}: a kill there costs the stage from its start (`snapshot`){back}"
-        yield found[0].place("max_iter"), text, ""
+def same_stage(stages: Sequence[StageFacts]) -> Found:
+    """Compare sets and files as well: an identity lacks them."""
+    firsts: dict[str, str] = {}
+    for it in stages:
+        if it.stage.enabled:
+            files = it.train.path, it.solver.start, it.solver.transform, it.solver.loss
+            key = f"{it.stage.parent, it.stage.average, it.start, it.stage.identity, files}"
+            if (first := firsts.setdefault(key, it.name)) != it.name:
+                hint = "is a value missing? `random_seed` draws other images and weights"
+                yield it.stage.span, f"{it.name} trains exactly what {first} trains", hint
 
 
-def unread_field(stages: Sequence[Looked]) -> Found:
-    """One for each line that sets such a field, whichever stages inherit it; a line that one of them reads is none. What
-    `--set` says stands in no file.
-    """
+# -- fields
+
+
+def unread_field(stages: Sequence[StageFacts]) -> Found:
+    """A line with a field that every stage with this line ignores. `--set` writes no line."""
     unread_by = {it.name: {f"solver.{field}": why for field, why in unread(it.stage)} for it in stages}
-    lines: dict[Span, list[tuple[Looked, str, Origin]]] = {}
+    lines: dict[Span, list[tuple[StageFacts, str, Origin]]] = {}
     for it in stages:
         for key, origin in it.stage.origins.items():
             if origin.span is not None and origin.layer != "--set":
                 lines.setdefault(origin.span, []).append((it, key, origin))
-    for span, found in lines.items():
-        if all(key in unread_by[it.name] for it, key, _ in found):
-            it, key, origin = found[0]
-            why, twin = unread_by[it.name][key], origin.text.lstrip("[").partition(": ")[0]  # in epochs, perhaps
+    for span, readers in lines.items():
+        if all(key in unread_by[it.name] for it, key, _ in readers):
+            it, key, origin = readers[0]
+            why, twin = unread_by[it.name][key], origin.text.lstrip("[").partition(": ")[0]  # perhaps in epochs
             name = twin if twin.endswith("_epoch") else key.removeprefix("solver.")
             text = f"`{name}` is not read in {it.name}{why if why.startswith(':') else f',{why}'}"
             yield span, text, "take it out, or is another policy or type meant?"
 
 
-def idle_clear(it: Looked) -> Found:
-    """A path in `clear` that leads to nothing inherited."""
-    for key, origin in it.stage.origins.items():
+def unread_in_param(it: StageFacts) -> Doubts:
+    adapts, auto = "adapt" in fields_read(it.solver), it.solver.local_lr_auto
+    for rule in it.solver.param:
+        if not adapts and not rule.adapt:
+            text = f"`adapt` of param `{rule.name}` is not read by type {it.solver.type}"
+        elif adapts and auto and rule.adapt and rule.lr_mult not in (0, 1):
+            text = f"`lr_mult` {rule.lr_mult:g} of param `{rule.name}` is replaced by local_lr_auto"
+        else:
+            continue
+        yield "param", f"{text} in {it.name}", "take it out"
+
+
+def idle_clear(stages: Sequence[StageFacts]) -> Found:
+    for key, origin in (pair for it in stages for pair in it.stage.origins.items()):
         if key.startswith(CLEARED) and origin.span:
             yield origin.span, f"`clear: {origin.text}` takes nothing away: nothing like that is inherited", ""
 
 
-def same_stage(stages: Sequence[Looked]) -> Found:
-    """A stage that trains to the same bits as one before it. Sets and files are no part of an identity, and are compared by themselves."""
-    seen: dict[str, str] = {}
-    for it in stages:
-        stage, solver = it.stage, it.solver
-        if not stage.enabled:
-            continue
-        files = stage.data.train.path, solver.start, solver.transform, solver.loss
-        first = seen.setdefault(f"{stage.parent, stage.average, it.start, stage.identity, files}", it.name)
-        if first != it.name:
-            hint = "is a value missing there? `random_seed` draws other images and weights"
-            yield stage.span, f"{it.name} trains exactly what {first} trains", hint
+MOST_OF_FIRST = 0.1  # a larger share of a stage's first weights in the average of `ema_decay` is worth a look
 
 
-def unread_in_param(it: Looked) -> Found:
-    """The same in `param`."""
-    for rule in it.solver.param:
-        text = ""
-        if "adapt" not in fields_read(it.solver):
-            text = "" if rule.adapt else f"`adapt` of param `{rule.name}` is not read by type {it.solver.type}"
-        elif it.solver.local_lr_auto and rule.adapt and rule.lr_mult not in (0, 1):
-            text = f"`lr_mult` {rule.lr_mult:g} of param `{rule.name}` is replaced by local_lr_auto"
-        if text:
-            yield it.place("param"), f"{text} in {it.name}", "take it out"
-
-
-# A larger share of the stage's first weights in the average that `ema_decay` keeps is worth a look.
-MOST_OF_FIRST = 0.1
-
-
-def doubtful_value(it: Looked) -> Found:
-    """A value that makes little of its solver type, or of the average of the weights."""
-    solver, kind, name = it.solver, SOLVER_TYPES[it.solver.type], it.name
-    meant = it.stage.written("solver.momentum") is not None  # `momentum: 0`
-    if kind.momentum_is and not solver.momentum and not meant:
+def doubtful_value(it: StageFacts) -> Doubts:
+    solver, kind = it.solver, SOLVER_TYPES[it.solver.type]
+    if kind.momentum_is and not solver.momentum and it.stage.written("solver.momentum") is None:
         meaning, usual = kind.momentum_is
-        text = f"{name}: momentum is 0, and {meaning} of type {solver.type}: {usual} is usual"
-        yield it.place("type"), text, "`momentum: 0.9` is Adam's beta1, say"
-    if kind.divides and solver.delta == 0:
-        text = f"{name}: delta is 0: a weight without a gradient divides 0 by 0"
-        yield it.place("delta", "type"), text, "is it meant?"
-    if solver.ema_decay is None:
-        return
-    averaged = solver.max_iter // solver.ema_interval
-    first = solver.ema_decay**averaged
-    if first == 1:
-        text = f"{name}: ema_interval {solver.ema_interval} is never reached: the stage ends at {solver.max_iter}"
-        yield it.place("ema_interval", "type"), text, "is it meant?"
-    elif first > MOST_OF_FIRST:
-        text = f"{name}: {100 * first:.3g} % of the average at its end ({solver.ema_decay:g}^{averaged}) are the weights that it starts with"
-        yield it.place("ema_decay", "type"), text, "take a smaller decay, or leave the average out"
+        text = f"{it.name}: momentum is 0, and {meaning} of type {solver.type}: {usual} is usual"
+        yield "type", text, "`momentum: 0.9` is Adam's beta1, say"
+    updates = solver.max_iter // solver.ema_interval
+    first = 0.0 if solver.ema_decay is None else solver.ema_decay**updates
+    if first > MOST_OF_FIRST and updates:
+        power = f"({solver.ema_decay:g}^{updates})"
+        text = f"{it.name}: {100 * first:.3g} % of the average at its end {power} are the weights that it starts with"
+        yield "ema_decay type", text, "take a smaller decay, or leave the average out"
 
 
-def decay_on_norm(it: Looked) -> Found:
-    """Weight decay on the scales and shifts of BatchNorm, with batches of LARGE images or more, or with LARS or LAMB: all large-batch
-    recipes since Goyal et al. (arXiv:1706.02677) leave it out, and a layer-wise rate is meant for maps alone. With small batches it does
-    little either way, and is not looked at. A `param` rule that exempts some of them by name is taken for meant.
-    """
-    if known_of(it.stage.model).batch_norm is None:
-        return
+def _decays_norm(it: StageFacts) -> bool:
+    """Return whether weight decay is on scales and shifts of BatchNorm where that matters: all large-batch recipes since Goyal et al.
+    (arXiv:1706.02677) leave it out, and a layer-wise rate is meant for maps alone. As in training, the first `param` rule that fits counts;
+    a rule that exempts some of them by name is taken for meant."""
     solver = it.solver
     large = solver.batch_size >= LARGE or solver.type in ("LARS", "LAMB") or solver.local_lr_auto
-    if large and solver.weight_decay > 0 and _decays_norm(solver):
-        text = f"weight_decay {solver.weight_decay:g} of {it.name} is on the scales and shifts of BatchNorm, too"
-        yield it.place("weight_decay"), text, "write `param { kind: NORM decay_mult: 0 }`"
+    if not large or not solver.weight_decay or known_of(it.stage.model).batch_norm is None:
+        return False
+    fitting = (rule for rule in solver.param if rule.kind in (ParamKind.ANY, ParamKind.NORM))
+    return next((rule.decay_mult != 0 for rule in fitting if rule.decay_mult == 0 or rule.name == "*"), True)
 
 
-def batch_images(it: Looked) -> Found:
-    """An update of more images than there are: some are in it twice."""
-    images = it.train.images
-    if it.solver.batch_size > images:
-        text = f"an update of {it.name} takes {it.solver.batch_size} images, and there are {images}"
-        hint = "a smaller `batch_size`, or is `images` of `data.train` wrong?"
-        yield it.place("batch_size"), text, hint
+# -- images: the numbers that pixels become, and sizes
+
+IMAGENET = (103.53, 116.28, 123.675)  # mean of its pixels: B, G, R
 
 
-def _decays_norm(solver: Solver) -> bool:
-    """The first rule that fits counts, as in training."""
-    for rule in solver.param:
-        if rule.kind in (ParamKind.ANY, ParamKind.NORM):
-            if rule.decay_mult == 0:
-                return False
-            if rule.name == "*":
-                return True
-    return True
+def _ranges(transform: Transform, channels: int) -> list[tuple[float, float]]:
+    """Return what the pixels 0 and 255 of each channel become."""
+    mean, std = ((v * channels)[:channels] for v in (transform.mean_value or (0.0,), transform.std_value or (1.0,)))
+    return [((0 - m) * transform.scale / s, (255 - m) * transform.scale / s) for m, s in zip(mean, std, strict=True)]
+
+
+def other_numbers(it: StageFacts) -> Doubts:
+    """The network takes other numbers for the same pixel than in its evaluation, or in its parent. Less than 1 % doesn't count."""
+    trained, channels, parent = it.solver.transform, it.stage.model.channels, it.parent
+    others = [("an evaluation", it.solver.test_transform)] if it.stage.data.val else []
+    if parent is not None and parent.stage.model.channels == channels:
+        others.append((parent.name, parent.solver.transform))
+    for who, other in others:
+        ranges = zip(_ranges(trained, channels), _ranges(other, channels), strict=True)
+        near = all(abs(x - y) <= 0.01 * abs(p[1] - p[0]) for p, q in ranges for x, y in zip(p, q, strict=True))
+        same_order = channels == 1 or trained.channel_order == other.channel_order
+        if not (near and same_order and trained.mean_file == other.mean_file):
+            names = ("channel_order", "mean_value", "std_value", "scale", "mean_file")
+            pairs = ((name, canonical(getattr(trained, name)), canonical(getattr(other, name))) for name in names)
+            differing = [f"{name} ({a}, {b})" for name, a, b in pairs if a != b]
+            hint = "write the same values in both, or once in the `solver` of schedule.prototxt"
+            yield "transform_param.", f"{it.name} and {who} differ in {listed(differing)}", hint
+            return
+
+
+def unscaled(it: StageFacts) -> Doubts:
+    """Inputs that aren't scaled at all, or by values for pixels of 0 to 1, or twice."""
+    transform = it.solver.transform
+    ranges, mean = _ranges(transform, it.stage.model.channels), transform.mean_value
+    span, small = max(abs(b - a) for a, b in ranges), any(mean) and all(0 <= value <= 1 for value in mean)
+    raw = span == 255 and not any(mean) and transform.mean_file is None
+    if small or raw or span > 255 or span < 0.1:
+        name, values = ("mean_value", mean) if small else ("std_value", transform.std_value)
+        hint = "write `mean_value` and `std_value` of pixels of 0 to 255; `stagerun data info LMDB` shows them"
+        if values and (small or span > 255):
+            hint = f"it was written for pixels of 0 to 1: `{name}: [{', '.join(f'{255 * v:.6g}' for v in values)}]`"
+        low, high = min(map(min, ranges)), max(map(max, ranges))
+        text = f"pixels of 0 to 255 become inputs of {low:.4g} to {high:.4g} in {it.name}"
+        yield f"transform_param.{name} transform_param.scale", text, hint
+
+
+def channel_order(it: StageFacts) -> Doubts:
+    """Weights of torchvision or timm, which are for R, G, B, or ImageNet's mean, in the other order."""
+    weights, mean = it.solver.weights, it.solver.transform.mean_value
+    rgb = it.solver.transform.channel_order is ChannelOrder.RGB
+    usual, order = (IMAGENET, "R, G, B") if rgb else (IMAGENET[::-1], "B, G, R")
+    hint = "write `channel_order: RGB`, and mean and deviation in that order"
+    published = weights is not None and weights_of(weights.file).kind in (Kind.TORCHVISION, Kind.TIMM)
+    if weights is not None and published and not rgb and it.stage.model.channels == 3:
+        text = f"{it.name} gives `{weights.file}` B, G, R; it was trained on R, G, B"
+        yield "transform_param.channel_order transform_param.mean_value", text, hint
+    elif len(mean) == 3 and all(abs(a - b) < 2 for a, b in zip(mean, usual, strict=True)):
+        text = f"`mean_value` of {it.name} is ImageNet's in the other order: its channels are {order}"
+        hint = "write `mean_value` the other way round" if rgb else hint
+        yield "transform_param.channel_order transform_param.mean_value", text, hint
+
+
+def _statistics(it: StageFacts, source: Source) -> list[tuple[float, float]]:
+    """Return mean and deviation of all pixels by channel (B, G, R) from the side file; empty where it is missing."""
+    facts, _ = side_file(it.schedule.lmdb(source))
+    with suppress(KeyError, TypeError, ValueError):
+        return [(float(m), float(d)) for m, d in zip(facts["mean_bgr"], facts["deviation_bgr"], strict=True)]
+    return []
+
+
+def far_mean(it: StageFacts) -> Doubts:
+    """A mean more than a standard deviation off the mean of all pixels. Weights from elsewhere bring their mean."""
+    transform, values = it.solver.transform, it.solver.transform.mean_value
+    if not values or it.solver.weights is not None:
+        return
+    channels = _statistics(it, it.train)[:: -1 if transform.channel_order is ChannelOrder.RGB else 1]
+    values *= len(channels) if len(values) == 1 else 1
+    if len(channels) == len(values) and any(abs(v - m) > d for v, (m, d) in zip(values, channels, strict=True)):
+        right = ", ".join(f"{mean:.1f}" for mean, _ in channels)
+        text = f"`mean_value` of {it.name} is far from the mean of its images, [{right}]"
+        yield "transform_param.mean_value", text, f"write `mean_value: [{right}]`"
+
+
+def _resizes(transform: Transform) -> bool:
+    return bool(transform.random_resize or transform.random_aspect_ratio or transform.random_resized_crop)
+
+
+def other_sizes(it: StageFacts) -> Doubts:
+    """Things are larger or smaller in an evaluation than in training. Images whose stored size fits need no resizing."""
+    train, test = it.solver.transform, it.solver.test_transform
+    if not it.stage.data.val or not train.crop_size or not test.crop_size:
+        return
+    if test.crop_size < train.crop_size:
+        text = f"{it.name} trains on {train.crop_size} x {train.crop_size} pixels, and is evaluated on {test.crop_size}"
+        yield "transform_param.crop_size", text, "an evaluation has as many pixels or more"
+    elif _resizes(train) != _resizes(test):
+        one, other, crop, source = "training", "an evaluation", test.crop_size, it.stage.data.val[0]
+        if _resizes(test):
+            one, other, crop, source = "an evaluation", "training", train.crop_size, it.train
+        wanted = crop * (test.random_resize.min_size / test.crop_size if test.random_resize else 8 / 7)
+        _, sizes = side_file(it.schedule.lmdb(source), "heights", "widths", most=100)
+        sides = sorted(map(min, *sizes)) if sizes else []
+        if not sides or not 0.75 < sides[len(sides) // 2] / wanted < 1.34:
+            cut = f"cuts {crop} x {crop} pixels out of them as they are stored"
+            hint = f"resize in both (`random_resize_param`), or store images with a shorter side of about {wanted:.0f}"
+            yield "transform_param.crop_size", f"{one} of {it.name} resizes images, and {other} {cut}", hint
+
+
+# -- what workers send each other
+
+# Methods that leave out or distort the same part of the gradient again and again where nothing remembers it: arXiv:1809.07599, 1905.13727.
+_FORGETFUL = (Method.TOP_K, Method.THRESHOLD, Method.POWER_SGD)
+
+
+def compress_more(it: StageFacts) -> Doubts:
+    """Messages that take as many bytes as dense gradients. A message, a share s of the vector, goes to each other worker: s (W-1), where a
+    dense sum takes 2 (W-1)/W. So s = 1 is too much for two workers, and less for more. With `determinism: ELASTIC` each of L logical workers
+    sends one, s (W-1) L/W; dense sums need more than a ring's bytes, up to twice, where numbers are not powers of 2."""
+    how, senders = it.solver.compress, it.solver.logical_workers
+    if how is None or senders == 1:
+        return
+    ratio = how.ratio or 0.0
+    # TOP_K names its numbers by a byte or more each, or by a bit for every number.
+    shares = {Method.TOP_K: ratio + min(ratio / 4, 1 / 32), Method.RANDOM_K: ratio, Method.TERNGRAD: 1 / 16}
+    elastic, times = it.schedule.determinism is Determinism.ELASTIC, shares.get(how.method, 0.0)
+    hint = "a smaller `ratio`, or remove `compress_param`"
+    if elastic:
+        times *= senders / 2
+        hint = f"each of {senders} logical workers sends a message: a larger `device_batch_size` makes fewer"
+    if times >= (2 if elastic else 1):
+        text = f"{how.method.value} of {it.name} sends about {times:.3g} times the bytes of dense gradients"
+        yield "compress_param.ratio compress_param.method", text, hint
+
+
+def period_beyond(it: StageFacts) -> Doubts:
+    sync = it.solver.sync
+    if sync is not None and (sync.period or 0) > (left := it.solver.max_iter - parting(it.solver)):
+        text = (
+            f"`period` {sync.period} is never over: the replicas of {it.name} go apart for {count(left, 'iteration')}"
+        )
+        hint = f"they meet at the stage's end alone; `period: {left}` says the same"
+        yield "sync_param.period", text, hint
+
+
+def staleness_waits(it: StageFacts) -> Doubts:
+    """Staleness is, with equal speeds, replicas - 1: while a replica computes, each of the others pushes once or more."""
+    sync = it.solver.sync
+    if sync is not None and sync.max_staleness is not None and sync.max_staleness < (stale := sync.replicas - 1):
+        text = f"`max_staleness` {sync.max_staleness} keeps replicas of {it.name} waiting: "
+        text += f"{sync.replicas} of equal speed make each other {stale} updates stale"
+        yield "sync_param.max_staleness", text, f"write `max_staleness: {stale}` or more, or fewer `replicas`"
 
 
 _UNREAD = "a field that the policy, or the type, of no stage that has it reads"
+_DOUBTFUL = "a value that makes little of the solver type, or of an average of the weights"
 RULES = (
-    warning("decay-on-norm", decay_on_norm, "a large batch with weight decay on BatchNorm"),
-    warning("batch-images", batch_images, "an update of more images than there are"),
-    warning("unsaved-work", unsaved_work, "a kill costs much, since snapshots are far apart"),
+    doubt(
+        "decay-on-norm", "weight_decay",
+        "weight_decay {it.solver.weight_decay:g} of {it.name} is on the scales and shifts of BatchNorm, too",
+        "write `param {{ kind: NORM decay_mult: 0 }}`", _decays_norm,
+        "a large batch with weight decay on BatchNorm",
+    ),
+    doubt(
+        "batch-images", "batch_size",
+        "an update of {it.name} takes {it.solver.batch_size} images, and its set has {it.train.images}",
+        "a smaller `batch_size`, or is `images` of `data.train` wrong?",
+        lambda it: it.solver.batch_size > it.train.images, "an update of more images than the set has",
+    ),
+    each("unsaved-work", unsaved_work, "a kill costs much, since snapshots are far apart"),
     Rule("no-snapshot", no_snapshot, Level.NOTE, "stages without a snapshot before their end"),
     Rule("unread-field", unread_field, Level.WARNING, _UNREAD),
-    warning("unread-field", unread_in_param, _UNREAD),
-    note("idle-clear", idle_clear, "a path in `clear` that takes nothing away"),
+    each("unread-field", unread_in_param, _UNREAD),
+    Rule("idle-clear", idle_clear, Level.NOTE, "a path in `clear` that takes nothing away"),
     Rule("same-stage", same_stage, Level.WARNING, "a stage that trains exactly what another one trains"),
-    warning(
-        "doubtful-value",
-        doubtful_value,
-        "a value that makes little of the solver type, or of an average of the weights",
+    doubt(
+        "doubtful-value", "delta type", "{it.name}: delta is 0: a weight without a gradient divides 0 by 0",
+        "is it meant?", lambda it: SOLVER_TYPES[it.solver.type].divides and it.solver.delta == 0, _DOUBTFUL,
     ),
-    Rule("no-test", no_test, Level.WARNING, "there are no images to evaluate with"),
-)
+    doubt(
+        "doubtful-value", "ema_interval type",
+        "{it.name}: ema_interval {it.solver.ema_interval} is never reached: the stage ends at {it.solver.max_iter}",
+        "is it meant?", lambda it: it.solver.ema_decay is not None and it.solver.ema_interval > it.solver.max_iter,
+        _DOUBTFUL,
+    ),
+    each("doubtful-value", doubtful_value, _DOUBTFUL),
+    Rule("no-test", no_test, Level.WARNING, "images to evaluate with are missing"),
+    each("other-numbers", other_numbers, "a network that takes other numbers than in its evaluation, or in its parent"),
+    each("odd-range", unscaled, "images that nothing normalises, or mean_value for pixels of 0 to 1"),
+    each("channel-order", channel_order, "weights or a mean for R, G, B where channels are B, G, R, or the reverse"),
+    each("far-mean", far_mean, "a mean_value far from the mean of the images", looks=True),
+    each("other-sizes", other_sizes, "images that are resized in training alone, or in an evaluation alone", looks=True),
+    doubt(
+        "compress-alone", "compress_param.method",
+        "{it.name} compresses gradients, and its update is one device batch: one worker sends nothing",
+        "a smaller `device_batch_size` gives more workers something to do; or remove `compress_param`",
+        lambda it: (
+            it.solver.logical_workers == 1
+            and it.solver.compress is not None
+            and it.solver.compress.method is not Method.NONE
+        ),
+        "gradients are compressed that one worker alone can't send",
+    ),
+    each("compress-more", compress_more, "compressed gradients that take more bytes than dense ones"),
+    doubt(
+        "no-memory", "compress_param.memory compress_param.method",
+        "{it.solver.compress.method.value} of {it.name} has no memory: what it leaves out of a gradient is lost",
+        "write `memory: RESIDUAL`, which costs no bytes; arXiv:1809.07599 and arXiv:1905.13727 show why",
+        lambda it: (how := it.solver.compress) is not None and how.method in _FORGETFUL and how.memory is Memory.NONE,
+        "a compression that loses the same part of each gradient, since it has no memory",
+    ),
+    doubt(
+        "one-replica", "sync_param.replicas",
+        "{it.name} has one replica, whose average it is itself: it trains as without `sync_param`",
+        "write `replicas: 2` or more, or remove `sync_param`",  # with DILOCO it is Lookahead, arXiv:1907.08610
+        lambda it: it.solver.sync is not None and it.solver.sync.replicas == 1 and it.solver.sync.outer is None,
+        "a network whose replicas meet, and which has one",
+    ),
+    each("period-beyond", period_beyond, "replicas that meet at the stage's end alone, since their period is longer"),
+    each("staleness-waits", staleness_waits, "a bound on staleness that keeps replicas of `ASYNC` waiting for each other"),
+)  # fmt: skip

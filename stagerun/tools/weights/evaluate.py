@@ -1,48 +1,36 @@
-"""`stagerun eval`: evaluates snapshots and prints the numbers. Torch is imported once it is clear what to evaluate."""
+"""`stagerun eval`: the numbers that trained networks reach. Torch is imported once the arguments hold."""
 
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from stagerun.base.errors import DataError, StagerunError, UsageError
-from stagerun.base.text import duration
+from stagerun.base.errors import StagerunError, UsageError
+from stagerun.base.recipe import Schedule
+from stagerun.base.text import columns, duration
 from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, flag, option
-from stagerun.command.shared import Json, TrustCode
-from stagerun.store.layout import snapshots_folder
-from stagerun.system.image_folder import is_class_folder, small
-from stagerun.system.imports import import_of, is_there
-from stagerun.system.world import World, default_threads
-from stagerun.tools.weights.selection import SETS, Chosen, Ema, ForwardBatch, OwnThreads, Views, choose, ensemble_of
+from stagerun.command.shared import Json
+from stagerun.system.imports import with_imports
+from stagerun.tools.weights import SETS, Forward, choose, ensemble_of
 
 if TYPE_CHECKING:
-    from stagerun.engine.images import Batch
-    from stagerun.tools.weights.stored import Stored
+    from stagerun.tools.weights.snapshot import Stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalOptions:
-    data: str | None = option("--data LMDB", "Evaluate on these images, all of them, in place of the recipe's.")
+    data: str | None = option("--data LMDB", "Evaluate on all images of LMDB, instead of the recipe's.")
     weights: str | None = option(
-        "--weights FILE", "Weights of a net (NET.prototxt), or of a stage of DIR, that no run here has trained."
+        "--weights FILE", "Evaluate these weights, in the network of NET or of a stage of DIR."
     )
-    iterations: int | None = option(
-        "--iterations N", "With --weights: the first N test batches.", type=click.IntRange(1)
-    )
-    views: Views = "one"
-    device_batch: ForwardBatch = None
-    threads: OwnThreads = None
-    ema: Ema = False
+    forward: Forward
     per_class: bool = flag(
         "--per-class", "Also the accuracy of each class, and what it is taken for; --json has all counts."
     )
-    trust_code: TrustCode = False
     as_json: Json = False
 
 
@@ -52,7 +40,7 @@ def evaluate(
     out: str | None = option(
         "--out FOLDER", "Output folder of DIR, or of a SNAPSHOT's name.  [default of DIR: ./out/NAME]"
     ),
-    stage: str | None = option("--stage STAGE", "With DIR: only the end of this stage."),
+    stage: str | None = option("--stage STAGE", "With DIR: only this stage."),
     overrides: tuple[str, ...] = option(
         "--set STAGE.FIELD=VALUE", "Change a field of DIR for this command.", default=()
     ),
@@ -61,74 +49,37 @@ def evaluate(
 ) -> None:
     """Evaluates a snapshot: top-1, top-5 and loss over the validation images.
 
-    SNAPSHOT is a snapshot's directory, or its name with --out, or that of a stage, or of an ensemble that averages weights. Images and
-    transform are those of the recipe inside of it. With DIR, a schedule's folder or an output folder, the end of every finished stage is
-    evaluated; images and transform are then those that the schedule names now.
+    SNAPSHOT is a snapshot's directory, or with --out the name of a snapshot, of a stage, or of an ensemble that averages weights; its recipe
+    names images and transform. DIR, a schedule's folder or an output folder, stands for the end of every finished stage; the schedule names
+    images and transform.
 
-    With --views the softmax outputs of the views are averaged, and the loss is that of the average. The ten crops are
-    taken from the image as it is before the centre crop. Without views, with as many threads and the same device batch,
-    the numbers are those that `run` printed; a stage with `compile` may differ in the last digits. Rectangles are those of
-    batches of test_batch_size with any --device-batch.
+    With --views the softmax outputs of the views are averaged, and the loss is the average's. The ten crops are taken from the image
+    as it is before the centre crop. Without views, and with as many threads and the same device batch, the numbers are `run`'s; a stage
+    with `compile` may differ in the last digits. Rectangles don't depend on --device-batch: they belong to batches of test_batch_size.
 
-    With --weights a file of weights (.caffemodel, .safetensors, .pth) is evaluated, as `caffe test` does: the argument is a net's
-    NET.prototxt, whose data layer of TEST says images and transform, or DIR, of which --stage says them.
-
-    With --per-class the names of classes are those of the side file of the images.
+    With --weights a .caffemodel, .safetensors or .pth is evaluated without a run, as `caffe test` does: in the network of DIR's --stage, or
+    of NET, a prototxt of Caffe's, whose data layers name images and transform.
     """
     if options.weights is not None:
-        if out is not None or options.ema:
+        if out is not None or options.forward.ema:
             raise UsageError("--weights with --out or --ema: a file of weights is in no output folder", "leave it out")
-        evaluate_weights(what, overrides, stage, options)
-        return
-    if options.iterations is not None:
-        raise UsageError("--iterations without --weights", "a snapshot is evaluated on all images")
-    chosen = choose(what, overrides, out, stage)
-    for note in chosen.notes:
-        tell(f"note: {note}")
-    evaluate_all(chosen, options)
+        from stagerun.tools.weights.untrained import stored_weights
 
-
-def evaluate_weights(what: str, overrides: Sequence[str], stage: str | None, options: EvalOptions) -> None:
-    """As `caffe test --model --weights`. UsageError, RecipeError, DataError."""
-    from stagerun.tools.weights.untrained import stored_weights
-
-    assert options.weights is not None
-    device = _device(options)
-    stored = stored_weights(what, overrides, stage, options.weights, options.data)
-    row, lines = _on_set(stored, stored.stage.name, None, 0, options, device)
-    show(json.dumps({"evaluations": [row], "failed": []}, indent=1) if options.as_json else "\n".join(lines))
-
-
-def _device(options: EvalOptions) -> Any:
-    import torch
-
-    from stagerun.engine.device import choose_device
-
-    torch.set_num_threads(options.threads or default_threads(1))
-    return choose_device(World())
-
-
-def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
-    """One line for each snapshot, as soon as it is known; with --json one object at the end.
-
-    A snapshot that can't be evaluated doesn't hide the numbers of the others: its error is shown, and the command ends with
-    the code of the first such error.
-    """
-    device = _device(options)
+        stored = stored_weights(what, overrides, stage, options.weights, options.data)
+        evaluations = _shown(stored, None, options)
+        return show(json.dumps({"evaluations": evaluations, "failed": []}, indent=1)) if options.as_json else None
+    stages, schedule = choose(what, overrides, out, stage)
     rows: list[dict[str, Any]] = []
-    errors: dict[str, StagerunError] = {}  # by snapshot
-    for folder in chosen.folders:
+    errors: dict[str, StagerunError] = {}  # by snapshot; a failure doesn't hide the others' numbers
+    for folder, name in stages.items():
         try:
-            found = _evaluate(folder, chosen, options, device)
+            stored = _open(folder, options.forward.trust_code, schedule, name)
+            rows += _shown(stored, ensemble_of(folder), options)
         except StagerunError as error:
-            if error.render() not in [e.render() for e in errors.values()]:  # images that are gone are gone for all
+            # The same images may be missing for all.
+            if error.render() not in [other.render() for other in errors.values()]:
                 tell(error.render())
             errors[folder.name] = error
-            continue
-        for row, lines in found:
-            rows.append(row)
-            if not options.as_json:
-                show("\n".join(lines))
     if options.as_json and rows:
         failed = [{"snapshot": name, "error": error.message} for name, error in errors.items()]
         show(json.dumps({"evaluations": rows, "failed": failed}, indent=1))
@@ -136,150 +87,98 @@ def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
         sys.exit(next(iter(errors.values())).exit_code)
 
 
-def _evaluate(
-    folder: Path, chosen: Chosen, options: EvalOptions, device: Any
-) -> list[tuple[dict[str, Any], list[str]]]:
-    """An object for JSON, and the lines for people, of each validation set; of --data alone where it is given."""
-    from stagerun.tools.weights.scoring import use_schedule
-    from stagerun.tools.weights.stored import Trust, open_snapshot
+def _open(folder: Path, trust_code: bool, schedule: Schedule | None, stage: str) -> "Stored":
+    """Open a snapshot, with the validation images and test transform of the schedule, if any."""
+    from stagerun.tools.weights.snapshot import open_snapshot
 
-    named = chosen.stages.get(folder.name, "")
-    stored = open_snapshot(folder, Trust(options.trust_code, chosen.schedule, named))
-    stage = named or stored.ref.stage
-    if chosen.schedule is not None:
-        as_run, stored = stored, use_schedule(stored, chosen.schedule, stage)
-        if changes := _changes(as_run, stored):
-            tell(
-                f"note: {stage} is evaluated as the schedule says now, not as in the run: {', '.join(changes)}; {SETS}"
-            )
-    if options.data is None:
-        stored = _with_images(stored, folder, chosen.schedule.data.scratch if chosen.schedule is not None else None)
-    sets = 1 if options.data is not None else max(1, len(stored.stage.data.val))
-    return [_on_set(stored, stage, ensemble_of(folder), number, options, device) for number in range(sets)]
+    stored = open_snapshot(folder, trust_code, schedule, stage)
+    if schedule is None:
+        return replace(stored, schedule=with_imports(stored.schedule, folder.resolve().parent.parent))
+    now = schedule.stage(stage)  # which trains the same: else the snapshot would be stale
+    if stored.stage.solver.test_transform != now.solver.test_transform:
+        tell(f"note: {stage} is evaluated with the schedule's present transform, not the run's; {SETS}")
+    return replace(stored, schedule=schedule, stage=replace(now, model=stored.stage.model))
 
 
-def _with_images(stored: "Stored", folder: Path, scratch: str | None) -> "Stored":
-    """Imports the validation sets that are folders of class folders, where their LMDBs are gone, or files have another time than in the
-    run. `folder`: of the snapshot. `scratch`: of a schedule that the user names; nothing is written to the recipe's. DataError for one that
-    can't be used, or has no place."""
-    from stagerun.data.importing.first_use import have
-    from stagerun.tools.data.progress import Shown
-
-    out, schedule = folder.resolve().parent.parent, stored.schedule
-    imports = dict(schedule.imports)
-    for path in (val.path for val in stored.stage.data.val if is_class_folder(val.path)):
-        run, own = (import_of(small(path), place, out) for place in (schedule.data.scratch, scratch))
-        made = imports[path] = run if is_there(run) else own
-        if is_there(made):
-            continue
-        if not made.in_scratch and snapshots_folder(out) != folder.resolve().parent:
-            text = f"{path}: a folder of class folders, which is not imported, and the snapshot is in no output folder"
-            raise DataError(text, f"`stagerun data import {path} LMDB`, then name it with --data")
-        with Shown("import") as shown:
-            have(path, made, schedule.data, lambda: False, lambda done: shown.progress(done.done, done.total)).close()
-    return replace(stored, schedule=replace(schedule, imports=imports))
+def _shown(stored: "Stored", ensemble: str | None, options: EvalOptions) -> list[dict[str, Any]]:
+    """Return an object for JSON for each validation set, or for --data alone; without --json print them, once all are evaluated."""
+    evaluated = list(_evaluated(stored, ensemble, options))
+    if not options.as_json:
+        show("\n".join(line for _, lines in evaluated for line in lines))
+    return [row for row, _ in evaluated]
 
 
-def _on_set(
-    stored: "Stored", stage: str, ensemble: str | None, number: int, options: EvalOptions, device: Any
-) -> tuple[dict[str, Any], list[str]]:
-    import torch
+def _evaluated(
+    stored: "Stored", ensemble: str | None, options: EvalOptions
+) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    from stagerun.tools.data.records import classes_of
+    from stagerun.tools.weights.scoring import Network, sets_of
 
-    from stagerun.engine import evaluate as evaluation
-    from stagerun.tools.weights import confusion
-    from stagerun.tools.weights.scoring import Wanted, score
-
-    started = time.monotonic()
-    views = evaluation.Views(options.views)
-    most = options.iterations and options.iterations * stored.stage.solver.test_batch_size
-    wanted = Wanted(views=views, data=options.data, val=number, batch=options.device_batch, ema=options.ema, most=most)
-    parts: list[tuple[Any, Any]] = []
-
-    def answered(labels: Any, logits: Any) -> None:
-        """Tensors of torch's. Answers are those that top-1 counts."""
-        parts.append((labels.cpu(), evaluation.best_of(logits)[:, 0].cpu()))
-
-    name = ensemble or stored.ref.name
-    found = score(
-        stored, wanted, device, lambda batches, n: _shown(batches, n, name), answered if options.per_class else None
-    )
-    vals = stored.stage.data.val if options.data is None else ()
-    data = vals[number].path if vals else options.data or ""
-    row = {
-        **({"ensemble": ensemble} if ensemble else {}),
-        "snapshot": stored.ref.name,
-        "id": stored.ref.id,
-        "stage": stage,
-        "iter": stored.ref.iter,
-        "data": data,
-        **({"val": vals[number].name} if vals and vals[number].name else {}),
-        "views": options.views,
-        "ema": options.ema,
-        **{name: value for name, value in asdict(found).items() if name != "class_ap"},
-        **({"mean_ap": found.mean_ap, "class_ap": found.class_ap} if found.class_ap else {}),
-        "seconds": time.monotonic() - started,
-    }
-    classes = stored.stage.model.num_classes
-    line = _line(row, classes)
-    if not options.per_class:
-        return row, [line]
-    if found.class_ap:
-        return row, [line, *_precision(data, found.class_ap)]
-    lmdb = stored.schedule.lmdb(vals[number]) if vals else data
-    labels, best = (torch.cat(column).numpy() for column in zip(*parts, strict=True))
-    counts = confusion.confusion_of(labels, best, classes, _names(lmdb))
-    return row | {"classes": counts.rows()}, [line, *confusion.lines(counts)]
-
-
-def _precision(data: str, found: Sequence[float | None]) -> list[str]:
-    """The average precision of each class, of images with several labels."""
-    names = dict(enumerate(_names(data)))
-    shown = ["no image" if ap is None else f"average precision {100 * ap:.2f} %" for ap in found]
-    return [f"  {names.get(c, f'class {c}')}: {text}" for c, text in enumerate(shown)]
-
-
-def _changes(as_run: "Stored", now: "Stored") -> list[str]:
-    """In what an evaluation differs from the run's, of the snapshot's recipe and with the schedule of today."""
-    from stagerun.language.values import differing, text
-
-    found = [*differing(as_run.stage.solver, now.stage.solver, "")]
-    images = differing(as_run.stage.data, now.stage.data, "data")
-    found += [one for one in images if one[0].startswith("data.val")]
-    # Where the images are may differ between machines.
-    return [
-        f"{key.lstrip('.')} {text(was)} -> {text(new)}"
-        for key, was, new in found
-        if not key.endswith((".path", ".source"))
-    ]
-
-
-def _names(data: str) -> Sequence[str]:
-    """The classes by label, as the side file of the images has them; () without one."""
-    from stagerun.data.records import LmdbSource
-    from stagerun.tools.data.pictures import classes_of
-
-    return classes_of(LmdbSource(data)) or ()
-
-
-def _shown(batches: "Iterable[Batch]", count: int, name: str) -> "Iterable[Batch]":
-    """The batches, and on a terminal a bar while they are computed."""
-    from rich.progress import Progress
-
-    from stagerun.command.terminal import Terminal
-
-    console = Terminal(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        yield from bar.track(batches, total=count, description=name)
+    network = None
+    for val, records in sets_of(stored, options.data):
+        started = time.monotonic()
+        network = network or Network(stored, options.forward)
+        result, counts = network.score(records, val, options.per_class)
+        row = {
+            "ensemble": ensemble,
+            "snapshot": stored.ref.name,
+            "id": stored.ref.id,
+            "stage": stored.stage.name,
+            "iter": stored.ref.iter,
+            "data": val.path if val else options.data,
+            "val": val.name if val else "",
+            "views": options.forward.views,
+            "ema": options.forward.ema,
+            **asdict(result),
+            "mean_ap": result.mean_ap,
+            "seconds": time.monotonic() - started,
+        }
+        classes = stored.stage.model.num_classes
+        lines = [_line(row, classes)]
+        if options.per_class:
+            names = dict(enumerate(classes_of(records)))
+            if result.class_ap:
+                shown = ("no image" if ap is None else f"average precision {100 * ap:.2f} %" for ap in result.class_ap)
+                lines += [f"  {names.get(n) or f'class {n}'}: {text}" for n, text in enumerate(shown)]
+            else:
+                row["classes"] = [_class(n, label, names.get(label, "")) for label, n in enumerate(counts.tolist())]
+                lines += _table(row["classes"])
+        yield row, lines
 
 
 def _line(row: dict[str, Any], classes: int) -> str:
-    """Without top-5 where a network has no more than five classes to choose from."""
-    how = {"one": "", "flip": ", image and mirror", "10crop": ", 10 crops"}[row["views"]]
-    weights = ", averaged weights" if row["ema"] else ""
-    weights += f", on {row['val']}" if "val" in row else ""
+    """`NAME: top-1 91.20 %, ...`, without top-5 for a network of up to five classes."""
+    views = {"one": "", "flip": ", image and mirror", "10crop": ", 10 crops"}[row["views"]]
+    kind = (", averaged weights" if row["ema"] else "") + (f", on {row['val']}" if row["val"] else "")
     top5 = f"top-5 {100 * row['top5']:.2f} %, " if classes > 5 else ""
-    top5 += f"mAP {100 * row['mean_ap']:.2f} %, " if "mean_ap" in row else ""
+    mean_ap = f"mAP {100 * row['mean_ap']:.2f} %, " if row["class_ap"] else ""
     return (
-        f"{row.get('ensemble', row['snapshot'])}{weights}{how}: top-1 {100 * row['top1']:.2f} %, {top5}"
+        f"{row['ensemble'] or row['snapshot']}{kind}{views}: top-1 {100 * row['top1']:.2f} %, {top5}{mean_ap}"
         f"loss {row['loss']:.4f} on {row['images']} images in {duration(row['seconds'])}"
     )
+
+
+def _class(row: list[int], label: int, name: str) -> dict[str, Any]:
+    """Return a class for JSON. `row`: the images by answer; `answers` without zeros."""
+    images = sum(row)
+    answers = {str(answer): n for answer, n in enumerate(row) if n}
+    return {
+        "label": label,
+        "name": name,
+        "images": images,
+        "top1": row[label] / images if images else None,
+        "answers": answers,
+    }
+
+
+def _table(classes: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the accuracy of each class with its commonest mistakes."""
+    cells = [("  class", "images", "top-1", "taken for")]
+    for one in classes:
+        images = one["images"]
+        wrong = [(n, int(answer)) for answer, n in one["answers"].items() if int(answer) != one["label"]]
+        common = sorted(wrong, key=lambda pair: -pair[0])[:3]
+        taken = (f"{classes[answer]['name'] or f'class {answer}'} {100 * n / images:.1f} %" for n, answer in common)
+        top1 = f"{100 * one['top1']:.2f} %" if images else "-"
+        cells.append((f"  {one['label']} {one['name']}".rstrip(), str(images), top1, ", ".join(taken)))
+    return columns(cells)

@@ -1,152 +1,264 @@
-"""`stagerun export`."""
+"""`stagerun export`: a trained network as a file for other programs.
 
+Images in Caffe's LMDBs are B, G, R with values 0..255, and a network is trained on (pixel - mean_value) * scale / std_value, in the
+channel_order of its transform. The weights are exported as they are, since folding that into the first convolution is not exact: the product
+of a weight and the scale is rounded, and a mean leaves an offset at the border, where padding is zeros. An ONNX graph normalises itself.
+"""
+
+import io
 import os
-from dataclasses import dataclass, replace
-from importlib.util import find_spec
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import stagerun
 from stagerun.base.errors import UsageError, listing
-from stagerun.base.text import listed, size
+from stagerun.base.recipe import Model, Precision, Transform
+from stagerun.base.text import size
+from stagerun.base.wings import require_wing
 from stagerun.command.ending import show
 from stagerun.command.options import argument, command, flag, option
 from stagerun.command.shared import TrustCode
+from stagerun.language.networks import TORCHVISION, known_of
 from stagerun.system.files import write_output
-from stagerun.tools.weights.selection import Ema, OutOfName, choose_snapshot, ensemble_of
+from stagerun.tools.weights import Ema, Out, choose_snapshot
 
-SUFFIX = {"safetensors": ".safetensors", "torch": ".pth", "onnx": ".onnx"}
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from stagerun.tools.weights.snapshot import Stored
+
+Floats = tuple[float, ...]
+
+_ENDINGS = (".safetensors", ".pth", ".onnx", ".caffemodel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    file: str | None = argument("[FILE]", default=None)
-    out: OutOfName = None
-    safetensors: bool = flag("--safetensors", "Weights by torchvision's names, and what must be known as metadata.")
-    torch: bool = flag("--torch", "A state_dict, for torch.load(FILE, weights_only=True).")
-    onnx: bool = flag("--onnx", "The graph from bytes to logits, normalisation inside, for any batch.")
-    caffemodel: str | None = option("--caffemodel FILE", "Weights for Caffe and what reads its files, to FILE.")
+    out: Out = None
     solverstate: str | None = option(
-        "--solverstate FILE", "With --caffemodel: what `caffe train --snapshot` goes on from, to FILE."
+        "--solverstate FILE", "With a .caffemodel: what `caffe train --snapshot` resumes from, to FILE."
     )
     double: bool = flag("--double", "Numbers of 64 bits in Caffe's files, where the snapshot has them.")
-    output: str | None = option(
-        "--output FILE", "The same as FILE.  [default: ./SNAPSHOT with .safetensors, .pth or .onnx]"
-    )
     force: bool = flag("--force", "Replace the file if it exists.")
     ema: Ema = False
     trust_code: TrustCode = False
-    rgb: bool = flag("--rgb", "For images in R, G, B, of a network that was trained on B, G, R.")
-    size: int | None = option("--size N", "Side of the images of --onnx, in pixels.  [default: crop_size]", least=1)
+    size: int | None = option("--size N", "Side of the images of a .onnx, in pixels.  [default: crop_size]", least=1)
 
 
 @command()
-def export(snapshot: str = argument("SNAPSHOT"), *, options: ExportOptions) -> None:
-    """Writes a snapshot's network as a file for other programs, and says what it expects of images.
+def export(snapshot: str = argument("SNAPSHOT"), file: str = argument("FILE"), *, options: ExportOptions) -> None:
+    """Writes a snapshot's network to FILE for other programs, and prints what it expects of images.
 
-    SNAPSHOT is a snapshot's directory, or its name with --out, or that of a stage, or of an ensemble that averages weights. FILE is what is
-    written. The networks are trained on (value - mean_value) * scale / std_value of values 0..255, with the channels in the channel_order
-    of their transform: B, G, R unless it says RGB.
-    --safetensors and --torch hold the weights as they are; whoever uses them must normalise as is printed. --rgb swaps the
-    inputs of the first convolution, which changes nothing else, and nothing at all where the network was trained on R, G, B.
-    Logits come out; softmax makes probabilities of them.
-    --caffemodel is for nets of Caffe's, and for resnet50, resnet50_intel_caffe, alexnet and vgg16 under their published names.
+    SNAPSHOT is a snapshot's directory, or with --out the name of a snapshot, of a stage, or of an ensemble that averages weights. The ending
+    of FILE is the format:
+
+    \b
+    .safetensors  weights by torchvision's names, and metadata on images and network
+    .pth          a state_dict, for torch.load(FILE, weights_only=True)
+    .onnx         the graph from bytes to logits, normalisation inside, for any batch
+    .caffemodel   weights for Caffe: of nets of Caffe's, and of resnet50,
+                  resnet50_intel_caffe, alexnet and vgg16 under their published names
+
+    The networks are trained on (value - mean_value) * scale / std_value of values 0..255, with the channels in the channel_order of their
+    transform: B, G, R unless it says RGB. The weights are written as they are: normalise images as is printed. Logits come out; softmax makes
+    probabilities of them.
     """
-    snapshot, options = _with_file(snapshot, options)
+    paths = [Path(name) for name in (file, options.solverstate) if name is not None]
+    _require_sensible(paths, options)
     folder = choose_snapshot(snapshot, options.out)
-    if options.caffemodel is None and options.solverstate is None:
-        export_snapshot(folder, options)
-    else:
-        export_for_caffe(folder, options)
+
+    from stagerun.tools.weights.snapshot import open_snapshot
+
+    contents, lines = _contents(open_snapshot(folder, options.trust_code), folder, paths, options)
+    for path, content in zip(paths, contents, strict=True):
+        write_output(path, content)
+        lines.insert(0, f"wrote {path}, {size(len(content))}")
+    show("\n  ".join(lines))
 
 
-def _with_file(snapshot: str, options: ExportOptions) -> tuple[str, ExportOptions]:
-    """FILE as --output, in whichever order the two words are: `--onnx net.onnx SNAPSHOT` looks as if --onnx took it. UsageError."""
-    file = options.file
-    if file is None:
-        return snapshot, options
-    if options.output is not None:
-        raise UsageError(f"{file}, and --output {options.output}", "name one file")
-    if Path(snapshot).suffix in SUFFIX.values() and not os.path.isdir(snapshot):
-        snapshot, file = file, snapshot
-    return snapshot, replace(options, output=file)
-
-
-def export_for_caffe(folder: Path, options: ExportOptions) -> None:
-    """Both files at once, whole or not at all each."""
-    _require_for_caffe(options)
-    paths = [Path(file) for file in (options.caffemodel, options.solverstate) if file is not None]
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise UsageError(f"--caffemodel and --solverstate are both {paths[0]}", "name two files")
+def _require_sensible(paths: Sequence[Path], options: ExportOptions) -> None:
+    """UsageError before anything is read."""
+    ending = paths[0].suffix
+    if ending not in _ENDINGS:
+        raise UsageError(f"{paths[0]}: its ending names no format", f"name a file that ends in {listing(_ENDINGS)}")
+    caffes = options.double or options.solverstate
+    if (ending != ".onnx" and options.size) or (ending != ".caffemodel" and caffes):
+        text = f"--size is for .onnx, --double and --solverstate are for .caffemodel; this is {ending}"
+        raise UsageError(text, "leave them out")
+    if options.solverstate and options.ema:
+        raise UsageError(
+            "--solverstate goes with the trained weights, not their averages", "leave --ema or --solverstate out"
+        )
     for path in paths:
-        _require_free(path, options.force)
-
-    from stagerun.tools.weights import exporting
-    from stagerun.tools.weights.stored import Trust, open_snapshot
-
-    stored = open_snapshot(folder, Trust(options.trust_code))
-    files, lines = exporting.for_caffe(stored, paths, options.ema, options.rgb, options.double)
-    for path, data in zip(paths, files, strict=True):
-        _require_free(path, options.force)
-        write_output(path, data)
-        show(f"wrote {path}, {size(len(data))}")
-    show("\n".join(f"  {line}" for line in lines))
+        if os.path.lexists(path) and (os.path.isdir(path) or not options.force):
+            raise UsageError(f"{path} exists already", "name another file; --force replaces a file")
 
 
-def _require_for_caffe(options: ExportOptions) -> None:
-    """UsageError for options that say something else, too."""
-    others = [f"--{name}" for name in (*SUFFIX, "output", "size") if getattr(options, name)]
-    if options.caffemodel is None:
-        raise UsageError("--solverstate names the file of its weights", "give --caffemodel FILE, too")
-    if others:
-        raise UsageError(f"--caffemodel with {listing(others, 'and')}", "export one format at a time")
-    if options.solverstate is not None and (options.ema or options.rgb):
-        text = "--solverstate is of the weights as they were trained"
-        raise UsageError(text, "leave --ema and --rgb out, or --solverstate")
+def _contents(
+    stored: "Stored", folder: Path, paths: Sequence[Path], options: ExportOptions
+) -> tuple[list[bytes], list[str]]:
+    """Return the content of each file, and what their user must know, a line each. UsageError, ResumeRefused."""
+    import torch
+
+    from stagerun.tools.weights.snapshot import load_network, saved_weights
+
+    model, solver, ending = stored.stage.model, stored.stage.solver, paths[0].suffix
+    transform = solver.test_transform
+    side = _side(transform, options.size) if ending == ".onnx" else None
+    network = load_network(stored, torch.device("cpu"), options.ema)
+    weights = saved_weights(stored, options.ema)
+    facts = _facts(stored, options.ema, side)
+    lines = [f"{name}: {facts[name]}" for name in ("input", "before", "output") if facts[name]]
+    if ending == ".caffemodel":
+        contents = [require_wing("caffe.tensors.caffemodel")(model, weights, options.double, resumable=len(paths) > 1)]
+        if len(paths) > 1:
+            state = require_wing("caffe.tensors.solverstate")
+            contents.append(state(stored.stage, stored.files, stored.ref.iter, str(paths[0]), options.double))
+        return contents, lines
+    if side is not None:
+        factors = tuple(transform.scale / std for std in _each(transform.std_value, 1.0, model))
+        return [_onnx(network, (_each(transform.mean_value, 0.0, model), factors), side, facts)], lines
+    lines.append(f"the network: {_maker(model, folder)}")
+    if ending == ".pth":
+        buffer = io.BytesIO()
+        torch.save(OrderedDict(weights), buffer)
+        return [buffer.getvalue()], lines
+    from safetensors.torch import save
+
+    return [save(weights, metadata={"format": "pt", **facts})], lines
 
 
-def export_snapshot(folder: Path, options: ExportOptions) -> None:
-    """What can go wrong is found before torch is imported; then one file is written, whole or not at all."""
-    if options.double:
-        raise UsageError("--double is for --caffemodel", "leave it out: the file has the numbers of the snapshot")
-    kind = _kind(options)
-    path = (
-        Path(options.output)
-        if options.output is not None
-        else Path((ensemble_of(folder) or folder.name) + SUFFIX[kind])
-    )
-    _require_free(path, options.force)
+def _maker(model: Model, folder: Path) -> str:
+    """Return the Python that makes the network: a call of torchvision, or the snapshot's."""
+    from stagerun.models.catalog import ARGUMENTS
 
-    from stagerun.tools.weights import exporting
-    from stagerun.tools.weights.formats import Format
-    from stagerun.tools.weights.stored import Trust, open_snapshot
-
-    wanted = exporting.Wanted(
-        format=Format(SUFFIX[kind]), file=str(path), ema=options.ema, rgb=options.rgb, side=options.size
-    )
-    data, lines = exporting.export(open_snapshot(folder, Trust(options.trust_code)), wanted)
-    _require_free(path, options.force)
-    write_output(path, data)
-    show("\n".join([f"wrote {path}, {size(len(data))}", *(f"  {line}" for line in lines)]))
+    norm = known_of(model).batch_norm
+    as_published = model.channels == 3 and not model.blur_pool and (norm is None or model.eps == norm[1])
+    if model.net is None and model.name in TORCHVISION and model.name not in ARGUMENTS and as_published:
+        return f"torchvision.models.get_model({model.name!r}, num_classes={model.num_classes})"
+    return f"stagerun.Snapshot({str(folder)!r}).model()"
 
 
-def _kind(options: ExportOptions) -> str:
-    kinds = [kind for kind in SUFFIX if getattr(options, kind)]
-    if len(kinds) != 1:
-        text = "one format at a time" if kinds else "which format?"
-        raise UsageError(text, "give --safetensors, --torch, --onnx or --caffemodel FILE")
-    (kind,) = kinds
-    if kind != "onnx" and options.size is not None:
-        raise UsageError(f"--size is for --onnx: with --{kind} images may have any size", "leave --size out")
-    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None] if kind == "onnx" else []
-    if missing:
-        text = f"--onnx needs the package{'s' if len(missing) > 1 else ''} {listed(missing)}"
-        raise UsageError(text, "pip install 'stagerun[onnx]'")
-    return kind
+def _side(transform: Transform, side: int | None) -> int:
+    """Return the side of an ONNX graph's images."""
+    if transform.mean_file is not None:
+        text = ".onnx: the graph normalises with a mean for each channel, and this network has a `mean_file`"
+        raise UsageError(text, "export .safetensors, and subtract the mean image before")
+    side = side or transform.crop_size
+    if side is None:
+        raise UsageError(".onnx: the evaluation's transform has no crop_size", "give --size N, in pixels")
+    return side
 
 
-def _require_free(path: Path, force: bool) -> None:
-    if os.path.isdir(path):
-        raise UsageError(f"{path} is a folder", "give the file's name with --output")
-    if not os.path.isdir(path.parent):
-        raise UsageError(f"there is no folder {path.parent}", "make it, or give another file with --output")
-    if os.path.lexists(path) and not force:
-        raise UsageError(f"{path} exists already", "--force replaces it; --output FILE names another")
+def _facts(stored: "Stored", ema: bool, side: int | None) -> dict[str, str]:
+    """Return the file's metadata; `side`: of an ONNX graph's images."""
+    model, solver = stored.stage.model, stored.stage.solver
+    transform = solver.test_transform
+    # A graph computes in 32 bits.
+    dtype = "float64" if solver.precision is Precision.FP64 and side is None else "float32"
+    order = "grey" if model.channels == 1 else transform.channel_order.value
+    means, stds = _each(transform.mean_value, 0.0, model), _each(transform.std_value, 1.0, model)
+    # (v/255 - mean/255) / (std/(255 scale)) = (v - mean) * scale / std
+    mean, std = _list(v / 255 for v in means), _list(v / (255 * transform.scale) for v in stds)
+    first = f"less {transform.mean_file}, " if transform.mean_file is not None else ""
+    facts = {
+        "stagerun": stagerun.__version__,
+        "schedule": stored.schedule.name,
+        "stage": stored.ref.stage,
+        "iter": str(stored.ref.iter),
+        "snapshot": stored.ref.name,
+        "snapshot_id": stored.ref.id,
+        "weights": "averaged" if ema else "trained",
+        "model": model.name,
+        "num_classes": str(model.num_classes),
+        "channel_order": order,
+        "mean_value": ", ".join(map(repr, means)),
+        "scale": repr(transform.scale),
+        "std_value": ", ".join(map(repr, stds)),
+        "input": f"{dtype} [N, {model.channels}, H, W], {order}: {first}Normalize(mean={mean}, std={std}) of 0..1",
+        "before": _before(transform, side),
+        "output": f"logits {dtype} [N, {model.num_classes}]",
+    }
+    if side is not None:
+        facts["input"] = f"uint8 [N, {side}, {side}, {model.channels}], {order}, 0..255; the graph normalises"
+    return facts
+
+
+def _each(values: Floats, default: float, model: Model) -> Floats:
+    """Return a value per channel, of a field with one or none for all."""
+    return values if len(values) == model.channels else (values or (default,)) * model.channels
+
+
+def _list(values: Iterable[float]) -> str:
+    return f"[{', '.join(f'{v:.9g}' for v in values)}]"
+
+
+def _before(transform: Transform, side: int | None) -> str:
+    """Say what an evaluation does to an image first; '' if nothing."""
+    steps = []
+    if transform.pad:
+        steps.append(f"{transform.pad} pixels of padding ({transform.pad_mode.value}) on each side")
+    if (resize := transform.random_resize) is not None:
+        steps.append(f"shorter side resized to {resize.min_size} ({resize.interp_mode.value})")
+    if transform.rectangular and side is None:
+        steps.append(f"a rectangle of about its shape cut from the centre, shorter side {transform.crop_size}")
+    elif transform.crop_size is not None:
+        crop = side or transform.crop_size
+        steps.append(f"{crop} x {crop} cut from the centre")
+    return ", ".join(steps)
+
+
+def _onnx(network: "nn.Module", normalisation: tuple[Floats, Floats], side: int, facts: Mapping[str, str]) -> bytes:
+    """Return the graph `images` uint8 [batch, side, side, channels] -> `logits` float32 [batch, classes], for any batch. `normalisation`:
+    mean and factor of each channel. UsageError for a network that torch can't export, or that is larger than 2 GiB."""
+    import torch
+
+    class Deployed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+            each = (torch.tensor(values, dtype=torch.float32).reshape(1, -1, 1, 1) for values in normalisation)
+            self.mean, self.factor = each
+
+        def forward(self, images: "Tensor") -> Any:
+            x = images.permute(0, 3, 1, 2).to(torch.float32)
+            return self.network((x - self.mean) * self.factor)
+
+    deployed = Deployed().to("cpu", torch.float32).to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
+    for module in deployed.modules():
+        if hasattr(module, "use_module_names"):  # a net of Caffe's
+            module.use_module_names()
+    # Two images: torch.export takes a dimension of one for a constant.
+    example = torch.zeros(2, side, side, len(normalisation[0]), dtype=torch.uint8)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch's exporter about torch's exporter
+            program = torch.onnx.export(
+                deployed,
+                (example,),
+                None,
+                input_names=["images"],
+                output_names=["logits"],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+        assert program is not None
+        graph = program.model_proto
+        inner = graph.graph
+        for part in (*inner.node, *inner.value_info, *inner.input, *inner.output, *graph.functions):
+            del part.metadata_props[:]  # lines of source files, with their paths on this machine
+        for key, value in facts.items():
+            graph.metadata_props.add(key=key, value=value)
+        content: bytes = graph.SerializeToString(deterministic=True)
+        return content
+    except ImportError as error:
+        raise UsageError(f".onnx needs another package: {error}", "pip install 'stagerun[onnx]'") from error
+    except (torch.onnx.OnnxExporterError, ValueError) as error:
+        hint = "choose another --size, or export .safetensors"
+        raise UsageError(f"torch can't make an ONNX file of this network: {error}", hint) from error

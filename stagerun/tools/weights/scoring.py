@@ -1,177 +1,131 @@
-"""Evaluate one snapshot in one process, on its validation images or any pictures: `stagerun eval` and `predict`."""
+"""A snapshot's network in one process: it scores validation images, and answers any pictures."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stagerun.base.errors import DataError, UsageError
-from stagerun.base.nets import ignored_in
-from stagerun.base.recipe import Schedule, Solver, Source
+from stagerun.base.recipe import Source
+from stagerun.base.wings import ignored_in
 from stagerun.comm import SoloComm
-from stagerun.data.loader import Loader
 from stagerun.data.loaders import CROPS, evaluation_loader
 from stagerun.data.records import LmdbSource, Records
-from stagerun.engine.evaluate import Averaged, Classifier, Measure, Score, Views
-from stagerun.engine.evaluate import score as score_of
+from stagerun.engine.evaluate import Averaged, Classifier, Measure, Score, Views, best_of, score
 from stagerun.engine.images import Batch
 from stagerun.engine.losses import evaluation_loss, is_binary, probabilities
 from stagerun.system.lmdb_file import data_file
-from stagerun.tools.weights.stored import Stored, load_network
+from stagerun.tools.weights import Forward
+from stagerun.tools.weights.snapshot import Stored, load_network
 from stagerun.train.images import default_loader_threads
 from stagerun.train.labels import label_table, with_labels
 from stagerun.train.stage_loop import normalise_for
 
-DATA_HINT = "name the folder of an LMDB with --data"
-
-# The labels of a batch, int64 [N], and its logits [N, classes].
-Answered = Callable[[Tensor, Tensor], None]
-
-# Shown while it goes on: batches done come out of it as they went in.
-Watch = Callable[[Iterable[Batch], int], Iterable[Batch]]
+_NAME_DATA = "name the folder of an LMDB with --data; `stagerun data import` makes one of images"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """How to evaluate. `data` is the folder of an LMDB in place of the recipe's; `batch` images per forward pass in place of
-    its test_batch_size; a `rectangular` transform still crops test_batch_size images together."""
+class Network:
+    """A snapshot's network on a device, with the transform of its evaluations. UsageError, ResumeRefused."""
 
-    views: Views = Views.ONE
-    data: str | None = None
-    val: int = 0  # which of the recipe's validation sets
-    batch: int | None = None
-    ema: bool = False
-    most: int | None = None  # images, from the first
+    def __init__(self, stored: Stored, forward: Forward) -> None:
+        self._stage, self._device, views = stored.stage, forward.device(), Views(forward.views)
+        self._size = forward.device_batch or stored.stage.solver.test_batch_size
+        solver, five = stored.stage.solver, views is Views.TEN_CROP
+        model = load_network(stored, self._device, forward.ema)
+        if views is not Views.ONE:
+            model = Averaged(model, CROPS if five else 1, is_binary(solver))
+        normalise = normalise_for(stored.stage, solver.test_transform, self._device)
+        self._classifier = Classifier(model, normalise, solver.precision)
+        threads = default_loader_threads(self._device.type, torch.get_num_threads())
+        self._loader = partial(evaluation_loader, stage=stored.stage, threads=threads, five_crops=five)
 
+    def score(self, records: LmdbSource, val: Source | None, per_class: bool) -> tuple[Score, Tensor]:
+        """Return top-1, top-5 and loss over every image. Without views, and with as many threads, these are the numbers of `run`, but for
+        rounding where the stage has `compile`: one evaluation is not worth compiling for.
 
-def use_schedule(stored: Stored, schedule: Schedule, stage: str) -> Stored:
-    """Return the snapshot with the validation images and test transform that `stage` has in `schedule` now; it may have been renamed. A
-    snapshot's identity has neither."""
-    now = schedule.stage(stage)
-    solver = replace(
-        stored.stage.solver, test_transform=now.solver.test_transform, test_batch_size=now.solver.test_batch_size
-    )
-    data = replace(stored.stage.data, val=now.data.val)
-    return replace(stored, stage=replace(stored.stage, solver=solver, data=data, identity=now.identity))
+        With `per_class` also the images by label and first answer, int64 [classes, classes], unless images have several labels, as `val` says.
+        UsageError, DataError, PermissionDenied.
+        """
+        stage, classifier, classes = self._stage, self._classifier, self._stage.model.num_classes
+        ignored, several = ignored_in(stage), val is not None and val.labels is not None
+        loader = self._loader(records, numbered=several)
+        table: Tensor | None = None
+        if val is not None and several:
+            table = label_table(records, val, classes, self._device, SoloComm())
+        passes = self._passes(len(records))
+        loader.preflight()
+        counts = torch.zeros(classes * classes if per_class else 0, dtype=torch.int64, device=self._device)
 
+        def answer(batch: Batch) -> Tensor:
+            logits = classifier(batch)
+            if per_class and table is None:
+                labels, first = classifier.normalise.labels(batch.labels), best_of(logits)[:, 0]
+                if ignored.accuracy is not None:
+                    counted = labels != ignored.accuracy
+                    labels, first = labels[counted], first[counted]
+                counts.add_(torch.bincount(labels * classes + first, minlength=len(counts)))
+            return logits
 
-def score(
-    stored: Stored, wanted: Wanted, device: torch.device, watch: Watch, answered: Answered | None = None
-) -> Score:
-    """Return top-1, top-5 and loss over every image. Without views, and with as many threads, those that `run` gave the snapshot,
-    but for rounding where the stage has `compile`: one evaluation is not worth compiling for.
-
-    `answered` sees each batch's answers. UsageError, DataError, ResumeRefused, PermissionDenied.
-    """
-    solver, ignored, val = stored.stage.solver, ignored_in(stored.stage), _val(stored, wanted)
-    loader = _loader(stored, _records(stored, wanted), wanted, device)
-    table: Tensor | None = None
-    if val is not None and val.labels is not None:
-        if wanted.data is not None:
-            text = "the images of this snapshot have several labels each, and those of another LMDB are not known"
-            hint = "name the folder of a schedule whose `val` has that LMDB and its `labels`"
-            raise UsageError(f"--data: {text}", hint)
-        table = label_table(loader.records, val, stored.stage.model.num_classes, device, SoloComm())
-    images = min(wanted.most or len(loader.records), len(loader.records))
-    asked = _cut(images, wanted.batch or solver.test_batch_size, solver)
-    loader.preflight()
-    network = _network(stored, wanted, device)
-    measure = Measure(network.normalise, evaluation_loss(solver), ignored)
-
-    def seen(batch: Batch) -> Tensor:
-        logits = found = network(batch)
-        if answered is not None and table is None:
-            labels = network.normalise.labels(batch.labels)
-            if ignored.accuracy is not None:
-                counts = labels != ignored.accuracy
-                labels, found = labels[counts], logits[counts]
-            answered(labels, found)
-        return logits
-
-    with _memory_explained(max(n for _, n in asked)), loader.stream(asked) as batches:
-        watched = watch(batches, len(asked))
-        numbered = enumerate(watched if table is None else with_labels(iter(watched), table))
-        found = score_of(seen, numbered, len(asked), measure, SoloComm(), lambda: False)
-    assert found is not None  # no one asked it to stop
-    return found
-
-
-def classifier(stored: Stored, wanted: Wanted, device: torch.device) -> Callable[[Records], Tensor]:
-    """Return the network as a function of records, at most as many as fit in a forward pass: float64 [N, classes], probabilities on the CPU.
-
-    The records are cropped and normalised as in the stage's evaluation. ResumeRefused; the function raises UsageError, DataError.
-    """
-    network = _network(stored, wanted, device)
+        measure = Measure(classifier.normalise, evaluation_loss(stage.solver), ignored)
+        with _memory_explained(), loader.stream(passes) as batches:
+            numbered = enumerate(batches if table is None else with_labels(iter(batches), table))
+            result = score(answer, numbered, len(passes), measure, SoloComm(), lambda: False)
+        assert result is not None  # it is None after a stop
+        return result, counts.reshape(-1, classes).cpu()
 
     @torch.no_grad()
-    def classify(records: Records) -> Tensor:
-        with _memory_explained(len(records)):
-            batch = _loader(stored, records, wanted, device).batch(0, len(records))
-            return probabilities(stored.stage.solver, network(batch).double()).cpu()
+    def probabilities(self, records: Records) -> Tensor:
+        """Return float64 [N, classes] on the CPU, of as many records as fit in a forward pass. UsageError, DataError."""
+        loader = self._loader(records)
+        with _memory_explained():
+            logits = self._classifier(loader.batch(0, len(records)))
+            return probabilities(self._stage.solver, logits.double()).cpu()
 
-    return classify
-
-
-def _network(stored: Stored, wanted: Wanted, device: torch.device) -> Classifier:
-    solver = stored.stage.solver
-    model: nn.Module = load_network(stored, device, wanted.ema)
-    if wanted.views is not Views.ONE:
-        model = Averaged(model, CROPS if wanted.views is Views.TEN_CROP else 1, is_binary(solver))
-    normalise = normalise_for(stored.stage, solver.test_transform, device)
-    return Classifier(model, normalise, solver.precision)
+    def _passes(self, images: int) -> list[tuple[int, int]]:
+        """Return (first, count) of the forward passes. Rectangles have one shape within test_batch_size images: UsageError for a larger
+        --device-batch."""
+        solver, size, alike = self._stage.solver, self._size, images
+        if solver.test_transform.rectangular:
+            alike = solver.test_batch_size
+            if size > alike:
+                text = f"the evaluation is `rectangular`, and only test_batch_size, {alike}, images have one shape"
+                raise UsageError(f"--device-batch {size}: {text}", f"choose at most {alike}, or leave it out")
+        passes = []
+        for begin in range(0, images, alike):
+            end = min(begin + alike, images)
+            passes += [(first, min(size, end - first)) for first in range(begin, end, size)]
+        return passes
 
 
 @contextmanager
-def _memory_explained(images: int) -> Iterator[None]:
+def _memory_explained() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        text = f"out of memory on the GPU with {images} images at a time"
-        raise UsageError(text, "give a smaller --device-batch") from error
+        raise UsageError("out of memory on the GPU", "choose a smaller --device-batch") from error
 
 
-def _cut(images: int, size: int, solver: Solver) -> list[tuple[int, int]]:
-    """Return (first, count) of the forward passes, of at most `size` images, each of one shape if they are rectangular: UsageError where
-    so many are not."""
-    alike = images
-    if solver.test_transform.rectangular:
-        alike = solver.test_batch_size
-        if size > alike:
-            text = (
-                f"the evaluation is `rectangular`, and no more than test_batch_size, {alike}, images are of one shape"
+def sets_of(stored: Stored, data: str | None = None) -> Iterator[tuple[Source | None, LmdbSource]]:
+    """Open the images of each validation set, or of `data` instead. UsageError, DataError, PermissionDenied."""
+    vals = stored.stage.data.val
+    if data is not None:
+        if any(val.labels for val in vals):
+            text = "--data: the images of this snapshot have several labels each, and those of another LMDB are missing"
+            raise UsageError(text, "name the folder of a schedule whose `val` has that LMDB and its `labels`")
+        data_file(data, _NAME_DATA)
+        yield None, LmdbSource(data)
+        return
+    if not vals:
+        raise UsageError(f"the recipe of snapshot {stored.ref.name} has no validation images (data.val)", _NAME_DATA)
+    for val in vals:
+        path = stored.schedule.lmdb(val)
+        data_file(path, _NAME_DATA)
+        records = LmdbSource(path)
+        if len(records) != val.images:
+            raise DataError(
+                f"{path}: holds {len(records)} records, but the recipe says images: {val.images}",
+                f"if these are the images to evaluate on, say so: --data {path}",
             )
-            raise UsageError(f"--device-batch {size}: {text}", f"give at most {alike}, or leave it out")
-    asked = []
-    for begin in range(0, images, alike):
-        end = min(begin + alike, images)
-        asked += [(first, min(size, end - first)) for first in range(begin, end, size)]
-    return asked
-
-
-def _val(stored: Stored, wanted: Wanted) -> Source | None:
-    """The recipe's validation set, if any."""
-    return next(iter(stored.stage.data.val[wanted.val :]), None)
-
-
-def _loader(stored: Stored, records: Records, wanted: Wanted, device: torch.device) -> Loader:
-    val, five_crops = _val(stored, wanted), wanted.views is Views.TEN_CROP
-    numbered = val is not None and val.labels is not None
-    threads = default_loader_threads(device.type, torch.get_num_threads())
-    return evaluation_loader(records, stored.stage, threads=threads, numbered=numbered, five_crops=five_crops)
-
-
-def _records(stored: Stored, wanted: Wanted) -> LmdbSource:
-    val, name = _val(stored, wanted), stored.ref.name
-    path = wanted.data if wanted.data is not None else stored.schedule.lmdb(val) if val is not None else None
-    if path is None:
-        raise UsageError(f"the recipe of snapshot {name} has no validation images (data.val)", DATA_HINT)
-    data_file(path, DATA_HINT)
-    records = LmdbSource(path)
-    if wanted.data is None and val is not None and len(records) != val.images:
-        raise DataError(
-            f"{path}: holds {len(records)} records, but the recipe says images: {val.images}",
-            f"if these are the images to evaluate on, say so: --data {path}",
-        )
-    return records
+        yield val, records

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from stagerun.base.events import Event, Stopped, TestDue, Tested, TestedBeside
-from stagerun.base.nets import ignored_in
 from stagerun.base.recipe import Source, Stage
+from stagerun.base.wings import ignored_in
 from stagerun.comm import runs_of
 from stagerun.engine.evaluate import Classifier, Measure, Score, score
-from stagerun.engine.feed import feed
-from stagerun.engine.images import Batch
+from stagerun.engine.images import Batch, feed
 from stagerun.engine.losses import evaluation_loss
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import explained
@@ -36,7 +35,7 @@ class Evaluations:
             return
         scores = yield from evaluate_state(self.run, self.state, self.run.stage.solver.test_iter)
         if scores is None:
-            reason = "asked to stop; its evaluation comes first when the run goes on"
+            reason = "asked to stop; the run resumes with its evaluation"
             yield Stopped(stage=event.stage, iter=event.iter, reason=reason)
             return
         self.state.tested = self.state.iter
@@ -49,26 +48,26 @@ def evaluate_state(
     """Evaluate the trained weights and, where the stage has them, the averaged ones, on `test_iter` batches of each set or on all images.
     Collective. None if asked to stop."""
     state.show()
-    found: list[SetScore] = []
+    scores: list[SetScore] = []
     for val in run.stage.data.val:
         for ema in (False,) if state.average is None else (False, True):
             began = time.monotonic()
             score = _score(run, state, val, test_iter, ema)
             if score is None:
                 return None
-            found.append(SetScore(val.name, score, ema))
+            scores.append(SetScore(val.name, score, ema))
             event = Tested if val is run.stage.data.val[0] else TestedBeside
             figures: dict[str, Any] = {
                 name: getattr(score, name) for name in ("images", "top1", "top5", "loss", "mean_ap")
             }
             figures |= {"val": val.name, "ema": ema, "seconds": time.monotonic() - began}
             yield event(stage=run.stage.name, iter=state.iter, **figures)
-    return tuple(found)
+    return tuple(scores)
 
 
 def _score(run: StageRun, state: TrainState, val: Source, test_iter: int | None, ema: bool) -> Score | None:
     worker, stage, solver = run.worker, run.stage, run.stage.solver
-    # As in training; but where every batch has a shape of its own, torch.compile would take a minute for each and then give up.
+    # As in training; but if every batch has another shape, torch.compile would take a minute for each and then give up.
     eager = solver.compile and solver.test_transform.rectangular
     normalise = normalise_for(stage, solver.test_transform, worker.device)
     network = Classifier(state.model, normalise, solver.precision)
@@ -86,15 +85,15 @@ def _score(run: StageRun, state: TrainState, val: Source, test_iter: int | None,
 def evaluation(
     worker: Context, stage: Stage, val: Source, test_iter: int | None
 ) -> Iterator[tuple[Iterator[tuple[int, Batch]], int]]:
-    """This rank's batches of an evaluation with their numbers, and how many all ranks have."""
+    """Yield this rank's batches of an evaluation with their numbers, and the number of batches of all ranks."""
     loader, size, comm = worker.images.test_loader(stage, val), stage.solver.test_batch_size, worker.comm
     images = len(loader.records)
     numbers = evaluated(stage, -(-images // size), test_iter)
-    mine = runs_of(len(numbers), comm.size)[comm.rank]
-    asked = ((first, min(size, images - first)) for first in (numbers[n] * size for n in mine))
+    numbered = runs_of(len(numbers), comm.size)[comm.rank]
+    requests = ((first, min(size, images - first)) for first in (numbers[n] * size for n in numbered))
     with (
         comm.pulse.section(Section.EVALUATION),
-        loader.stream(asked) as batches,
+        loader.stream(requests) as batches,
         feed(batches, worker.device) as fed,
     ):
-        yield zip(mine, worker.images.labelled(beating(fed, comm.pulse), stage, val), strict=False), len(numbers)
+        yield zip(numbered, worker.images.labelled(beating(fed, comm.pulse), stage, val), strict=False), len(numbers)

@@ -1,8 +1,8 @@
-"""`run --profile`: a short stretch of iterations with a clock at each of their joints, for all ranks in one file.
+"""`run --profile`: timings of the parts of a few iterations, for all ranks in one file.
 
-One file, since a viewer opens one, and what there is to be seen (who waits for whom) lies between ranks. Rank 0 writes it, where the
-user can find it; the others' spans travel as JSON, after the stretch. It is a Chrome trace, which Perfetto (ui.perfetto.dev) and
-chrome://tracing show: the JSON object of the "Trace Event Format", complete events (`ph: X`) with times in microseconds.
+One file shows which rank waits for which. Rank 0 writes it; the others send their spans as JSON. It is a Chrome trace, which Perfetto
+(ui.perfetto.dev) and chrome://tracing show: the JSON object of the "Trace Event Format", complete events (`ph: X`) with times in
+microseconds.
 """
 
 import json
@@ -21,17 +21,17 @@ from stagerun.system.host import host_name
 from stagerun.system.process import boot_id
 from stagerun.train.hooks import Seen
 
-# Iterations of a process that go before: the first is slow, and the next are fed by batches made ahead.
-WARM_UP = 3
+# Iterations skipped at first: the first is slow, and the next are fed by batches made ahead. Then those of --profile.
+WARM_UP, PROFILED = 3, 10
 
 
 class Profile:
-    """One for each rank and process life; over when `iterations` were seen, or with the run. While its spans are on, the clocks of
-    `engine.timed` and of the network note them."""
+    """The profile of one rank and process life; over after `iterations`, or with the run. While its spans are on, the clocks of
+    `engine.loop` and of the network record into them."""
 
     def __init__(self, file: str, iterations: int, comm: Comm) -> None:
         self.file, self.last, self.comm = file, WARM_UP + iterations, comm
-        self.seen, self.over = 0, False  # iterations, those of the warm-up too
+        self.seen, self.over = 0, False  # iterations, with the warm-up
         self.spans = Spans()
         self.spans.on = False
 
@@ -48,13 +48,13 @@ class Profile:
         self.spans.on, self.comm.spans = on, self.spans if on else None
 
     def finish(self) -> Note:
-        """Write what was seen, and report it. Collective; once. A file that can't be written does not end the run: that was tried at its start."""
+        """Write the profile, and report it. Collective; once. A failed write does not end the run: it was tried at the start."""
         self._on(False)
         self.over = True
-        # The spans after the clocks: what a thread of the network has still to note is noted by then.
+        # The spans after the clocks: by then threads of the network have recorded all.
         self.comm.barrier()
-        mine = {"now": time.monotonic(), "boot": boot_id() or host_name(), "host": host_name()}
-        clocks = gather_json(self.comm, mine)
+        clock_now = {"now": time.monotonic(), "boot": boot_id() or host_name(), "host": host_name()}
+        clocks = gather_json(self.comm, clock_now)
         spans = gather_json(self.comm, [asdict(span) for span in self.spans.found])
         self.spans.found.clear()
         if self.seen <= WARM_UP:
@@ -62,10 +62,10 @@ class Profile:
         if self.comm.rank:
             return Note(text="")
         ranks = []
-        for clock, found in zip(clocks, spans, strict=True):
-            # One kernel has one clock; two are as far apart as they were after a barrier.
+        for clock, recorded in zip(clocks, spans, strict=True):
+            # Hosts have different clocks: compare them after the barrier.
             apart = 0.0 if clock["boot"] == clocks[0]["boot"] else clocks[0]["now"] - clock["now"]
-            ranks.append([Span(**one | {end: one[end] + apart for end in ("started", "ended")}) for one in found])
+            ranks.append([Span(**one | {end: one[end] + apart for end in ("started", "ended")}) for one in recorded])
         about = {"workers": self.comm.size, "threads": torch.get_num_threads(), "torch": torch.__version__}
         try:
             Path(self.file).write_text(chrome_trace(ranks, [clock["host"] for clock in clocks], about))
@@ -74,12 +74,12 @@ class Profile:
         return Note(text=profile_line(ranks, self.file))
 
 
-_TRAINING, _NETWORK = 0, 1  # rows of a rank; reductions that are under way together lie on as many rows as it takes
+_TRAINING, _NETWORK = 0, 1  # rows of a rank; concurrent reductions need several
 
 
 def chrome_trace(ranks: Sequence[Sequence[Span]], hosts: Sequence[str], about: dict[str, object]) -> str:
-    """One process per rank, with a row for what it does and rows for what is on the network: spans by rank 0's clock. The trace begins
-    at 0. `about` goes with it."""
+    """Return the trace: a process per rank, with a row for training and rows for the network, spans by rank 0's clock, from 0. `about`
+    is added."""
     first = min((span.started for spans in ranks for span in spans), default=0.0)
     events: list[dict[str, object]] = []
 
@@ -107,10 +107,12 @@ def chrome_trace(ranks: Sequence[Sequence[Span]], hosts: Sequence[str], about: d
 
 def profile_line(ranks: Sequence[Sequence[Span]], file: str) -> str:
     """Report the profile in one line."""
-    found = [overlap(spans) for spans in ranks]
-    iterations, sending = max(one.iterations for one in found), sum(one.sending for one in found)
+    overlaps = [overlap(spans) for spans in ranks]
+    iterations, sending = max(one.iterations for one in overlaps), sum(one.sending for one in overlaps)
     text = f"profile of {count(iterations, 'iteration')} on {count(len(ranks), 'worker')} in {file}"
     if not sending:
         return text
-    per_step, hidden = 1000 * sending / (iterations * len(ranks)), sum(one.hidden for one in found) / sending
-    return f"{text}: gradients were on their way for {per_step:.1f} ms of an iteration, {100 * hidden:.0f} % of it while backward went on"
+    per_step, hidden = 1000 * sending / (iterations * len(ranks)), sum(one.hidden for one in overlaps) / sending
+    return (
+        f"{text}: gradients were sent for {per_step:.1f} ms of an iteration, {100 * hidden:.0f} % of it during backward"
+    )

@@ -1,1 +1,0 @@
-"""Pictures as SVG: of schedules (`picture`), and what all pictures share: colours, scales, elements, files."""

@@ -1,0 +1,164 @@
+"""`stagerun diff`: what differs between two schedules, or between a schedule and what a run was made from."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from stagerun import store
+from stagerun.base.errors import UsageError
+from stagerun.base.recipe import CODE, Schedule, Stage
+from stagerun.command.ending import show
+from stagerun.command.options import argument, command
+from stagerun.command.shared import Json
+from stagerun.language import load
+from stagerun.language.build import is_tested
+from stagerun.language.resolve import SCHEDULE_FILE
+from stagerun.language.values import NONE, identity, leaves, text
+from stagerun.store.layout import MANIFEST, snapshots_folder
+from stagerun.tools.library import Snapshot
+from stagerun.tools.why import settings_of
+
+
+class Fact(NamedTuple):
+    """A setting as people read it, the line that sets it, its canonical text, and whether snapshots depend on it."""
+
+    value: str = NONE
+    line: str = ""
+    text: str = NONE
+    trains: bool = False
+
+
+Facts = dict[tuple[str, str], Fact]  # by stage, '' for what stages share, and field
+Change = tuple[str, str, Fact, Fact]  # stage, field, A, B
+
+
+@command()
+def diff(
+    a: str = argument("A"),
+    b: str = argument("B"),
+    as_json: Json = False,
+) -> None:
+    """Shows what differs between two schedules: by stage and field, with places.
+
+    A and B are each a schedule's folder, the output folder of a run (what its stages were trained from), or a snapshot's.
+    Differences that change no training (paths, intervals) are listed apart. The exit code is 0 in any case; --json has
+    `same`.
+    """
+    (first, one), (second, other) = schedule_in(a), schedule_in(b)
+    before, now = facts_of(one), facts_of(other)
+    stages, others = ([stage.name for stage in schedule.stages] for schedule in (one, other))
+    names = [f"stage {name}: only in A" for name in stages if name not in others]
+    names += [f"stage {name}: only in B" for name in others if name not in stages]
+    both = {"", *stages} & {"", *others}
+    changes = [
+        (stage, field, before.get((stage, field), Fact()), now.get((stage, field), Fact()))
+        for stage, field in before | now
+        if stage in both
+    ]
+    changes = [change for change in changes if change[2].text != change[3].text]
+    trained = [change for change in changes if _trains(change)]
+    same = not names and not trained
+    if as_json:
+        fields = [
+            {
+                "stage": stage,
+                "field": field,
+                "a": {"value": old.text, "line": old.line},
+                "b": {"value": new.text, "line": new.line},
+                "trains": _trains((stage, field, old, new)),
+            }
+            for stage, field, old, new in changes
+        ]
+        show(json.dumps({"a": first, "b": second, "same": same, "names": names, "fields": fields}, indent=2))
+    else:
+        blocks = [f"A  {a} ({first})\nB  {b} ({second})", "\n".join(names), *_blocks(trained, len(stages))]
+        if untrained := [change for change in changes if not _trains(change)]:
+            blocks += ["what changes no training:", *_blocks(untrained, len(stages))]
+        verdict = f"they train {'the same thing' if same else 'different things'}"
+        blocks.append(verdict if names or changes else f"{verdict}: nothing differs")
+        show("\n\n".join(filter(None, blocks)))
+
+
+def _trains(change: Change) -> bool:
+    return change[2].trains or change[3].trains
+
+
+def schedule_in(folder: str) -> tuple[str, Schedule]:
+    """Return what the folder is, and its schedule. RecipeError, UsageError, ResumeRefused for a recipe that can't be read, StorageError,
+    PermissionDenied."""
+    path = Path(folder)
+    if os.path.exists(path / SCHEDULE_FILE) or not os.path.isdir(path):
+        return "a schedule", load(folder)
+    if os.path.exists(path / MANIFEST):
+        return "a snapshot", _of_snapshot(path)
+    snapshots = store.inventory(store.LocalDisk(), path).snapshots
+    newest = {ref.stage: ref.name for ref in sorted(snapshots, key=lambda ref: (ref.attempt, ref.serial, ref.iter))}
+    if not newest:
+        raise UsageError(
+            f"{folder} is neither a schedule's folder ({SCHEDULE_FILE}) nor a run with a snapshot",
+            "give two folders, each of a schedule, of a run (OUT), or of a snapshot (OUT/snapshots/NAME)",
+        )
+    trained = {stage: _of_snapshot(snapshots_folder(path) / name) for stage, name in newest.items()}
+    last = max(snapshots, key=lambda ref: (ref.attempt, ref.serial, ref.iter))
+    # A trained stage stays as it was when the schedule changes; the name of its parent is the newest.
+    stages = (
+        replace(trained[s.name].stage(s.name), parent=s.parent) if s.name in trained else s
+        for s in trained[last.stage].stages
+    )
+    return "a run", replace(trained[last.stage], stages=tuple(stages))
+
+
+def _of_snapshot(folder: Path) -> Schedule:
+    """Return the recipe, with the digests of the Python that its stage needs."""
+    snapshot = Snapshot(folder)
+    code = {key: text for key, text in snapshot.ref.identity.items() if key.startswith(CODE)}
+    stages = (replace(s, identity=code) if s.name == snapshot.stage else s for s in snapshot.recipe.stages)
+    return replace(snapshot.recipe, stages=tuple(stages))
+
+
+def facts_of(schedule: Schedule) -> Facts:
+    shared = {"name": False, "seed": True, "determinism": True, "keep_snapshots": False}
+    values = {name: text(getattr(schedule, name)) for name in shared}
+    settings = settings_of(schedule.stages[0], values)
+    facts = {("", s.key): Fact(s.value, s.line, s.text, shared[s.key]) for s in settings}
+    for one in schedule.ensembles:
+        trains = any(stage.average == one.name for stage in schedule.stages)
+        for name in ("members", "rule", "shape", "batch_norm_iter"):
+            value = text(getattr(one, name))
+            facts["", f"ensemble {one.name}.{name}"] = Fact(value, "", value, trains)
+    for stage in schedule.stages:
+        facts |= {(stage.name, field): fact for field, fact in _of_stage(schedule, stage).items()}
+    return facts
+
+
+def _of_stage(schedule: Schedule, stage: Stage) -> dict[str, Fact]:
+    """Return all settings, with the network and the images, whether they are the stage's or the schedule's."""
+    solver, line = replace(stage.solver, model=None), f"{stage.span.path}:{stage.span.line}" if stage.origins else ""
+    values = dict([*leaves(stage.model, "model"), *leaves(stage.data, "data"), *leaves(solver, "solver")])
+    values |= {key: text for key, text in stage.identity.items() if key.startswith(CODE)}
+    start = stage.starts_from or "the seed"
+    facts = {"from": Fact(start, line, start, True), "enabled": Fact(text(stage.enabled), line, text(stage.enabled))}
+    for s in settings_of(stage, values):
+        trains = identity(s.key, solver.lr_policy) or s.key.startswith(CODE)
+        trains = trains or (s.key == "data.train.source" and schedule.changes_set(stage))
+        trains = trains or (solver.early_stop is not None and is_tested(s.key))
+        set_by = (s.line or "a default") if stage.origins else ""
+        facts[s.key.removeprefix("solver.")] = Fact(s.value, set_by, s.text, trains)
+    return facts
+
+
+def _blocks(changes: Sequence[Change], number: int) -> Iterator[str]:
+    """Return a block for the schedule, and for each stage, or several that differ alike. `number`: of stages."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for stage, field, *facts in changes:
+        shown = [fact.value + (f" ({fact.line})" if fact.line else "") for fact in facts]
+        alike.setdefault((field, "  ->  ".join(shown)), []).append(stage)
+    blocks: dict[str, list[str]] = {}
+    for (field, values), stages in alike.items():
+        title = "all stages" if len(stages) == number > 1 else ", ".join(stages) or "the schedule"
+        blocks.setdefault(title, []).append(f"  {field}  {values}")
+    for title, lines in blocks.items():
+        yield "\n".join([title, *lines])

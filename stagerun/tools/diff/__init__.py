@@ -1,1 +1,0 @@
-"""`stagerun diff`: in what two schedules differ, or a schedule and a run."""

@@ -1,1 +1,0 @@
-"""`stagerun fmt DIR`: solver files in one style (`style`), in place (`command`)."""

@@ -1,0 +1,153 @@
+"""Notes below the table of `plan`: what is missing, ensembles, how long everything takes, and where an allocation ends."""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from stagerun.base.errors import UsageError, listing
+from stagerun.base.recipe import Method
+from stagerun.base.snapshots import passed_over
+from stagerun.base.text import count, duration, size
+from stagerun.base.wings import wing
+from stagerun.language import look_at_classes, look_at_folders
+from stagerun.language.layers import LMDB
+from stagerun.plan import Plan, PlannedStage, State
+from stagerun.plan.ensembles import ensembles_left, ensembles_record, ensembles_text, other_set
+from stagerun.plan.hours import Hours, Speed, hours_record, of_part, render_hours, spent, stage_left
+from stagerun.plan.rehearsal import snapshots_on_disk
+from stagerun.system.imports import is_there
+from stagerun.tools.check import missing_data, missing_weights, named_sources
+from stagerun.train.hours import find_hours
+from stagerun.train.results import planned_ensembles, read_result, unfinished
+
+HINT = "give --images-per-second N, `stagerun rehearse` it here, or wait until a stage is trained"
+
+
+def notes(plan: Plan, out: Path) -> Iterator[str]:
+    """Return what is missing here, damaged or forbidden, what goes to disk, and what is still to be evaluated, a sentence each. StorageError,
+    PermissionDenied."""
+    schedule = plan.schedule
+    yield from (f"snapshot {name} is damaged and is passed over" for name in plan.inventory.damaged)
+    yield from map(passed_over, plan.inventory.forbidden)
+    yield from missing_data(schedule)
+    yield from missing_weights(s.stage for s in plan.stages if s.state in (State.FRESH, State.STALE))
+    for stage, field, source in named_sources(schedule):
+        origin = stage.origins.get(f"{field.removeprefix(f'{stage.name}.')}.images")
+        if origin is not None and origin.layer == LMDB:
+            yield f"{field}.images: {source.images}, counted in {source.path}"
+    for problem in (*look_at_folders(schedule), *look_at_classes(schedule)):
+        yield f"{problem.message} ({problem.span}): `run` will refuse this; {problem.hint}"
+    for path, made in schedule.imports.items():
+        how = "imported" if is_there(made) else "`run` imports them"
+        yield f"{path}: {count(made.images, 'image')} of {len(made.classes)} classes; {how} to {made.lmdb}"
+    for name in plan.unclaimed:
+        yield f"snapshots of `{name}` count for no stage of this schedule, and are left alone"
+    if sizes := [ref.bytes for s in plan.stages for ref in (s.start, s.end) if ref is not None]:
+        whole = snapshots_on_disk(schedule) * max(sizes)
+        yield f"snapshots take {size(max(sizes))} each, at most {size(whole)} in all"
+    yield from _evaluations(plan, out)
+    for stage in (planned.stage for planned in plan.enabled):
+        if stage.solver.compress is not None and stage.solver.compress.method is Method.AUTO:
+            chosen = wing("wire.rules.read_chosen")(out, stage)
+            if chosen:
+                yield f"`{stage.name}`: AUTO chose for {count(chosen.workers, 'worker')}: {chosen.words}"
+
+
+def _evaluations(plan: Plan, out: Path) -> Iterator[str]:
+    """Name the trained stages without a result, and stages whose result is of other validation images."""
+    missing, other = list[str](), list[str]()
+    for stage, end in ((planned.stage, planned.end) for planned in unfinished(plan, out)):
+        result = read_result(out, end) if end is not None else None
+        if result is None:
+            missing += [stage.name] if stage.data.val else []
+        elif other_set(plan.schedule, stage, result.tested_set):
+            other.append(stage.name)
+    if missing:
+        yield f"trained but not evaluated: {listing(missing, 'and')}; `run` evaluates"
+    if other:
+        were = "was" if len(other) == 1 else "were"
+        yield f"data.val: {listing(other, 'and')} {were} evaluated on other images; `run` evaluates again"
+
+
+def hours_blocks(
+    plan: Plan, out: Path, images_per_second: float | None, allocation: float | None
+) -> tuple[list[str], dict[str, object]]:
+    """Return blocks of text, and the same as members of JSON: at that speed, in images per second of the whole job, or else as measured
+    here; `allocation` in seconds. UsageError for an allocation where a speed is unknown; StorageError, PermissionDenied for an
+    unreadable log."""
+    hours, ensembles = find_hours(plan, out, images_per_second), planned_ensembles(plan, out)
+    blocks, record = [ensembles_text(ensembles)], dict[str, object](ensembles=ensembles_record(ensembles))
+    if hours is None:
+        if allocation is not None:
+            raise UsageError("--budget needs to know how fast training is, and nothing was measured here", HINT)
+        return blocks, record
+    together = ensembles_left(plan.schedule, ensembles, hours.speeds)
+    blocks.append(render_hours(plan, hours, together))
+    record["time"] = hours_record(plan, hours, together)
+    if allocation is not None:
+        if unknown := [planned.label for planned in plan.work if planned.name not in hours.speeds]:
+            raise UsageError(f"--budget: stage {', '.join(unknown)} {hours.unknown}", HINT)
+        ends = budget(plan, hours, allocation, sum(time.total for time in together.values() if time is not None))
+        blocks.append(render_budget(ends))
+        record["budget"] = ends._asdict()
+    return blocks, record
+
+
+class Budget(NamedTuple):
+    """End of an allocation of `seconds`, started now. `total`: seconds for everything; `done`: everything fits.
+
+    Otherwise a stop at the end of the allocation saves `iter` of the `last` updates of `stage`; it is being evaluated where these are equal,
+    and the ensembles where `stage` is ''. `finished`: stages that are done by then.
+    """
+
+    seconds: float
+    total: float
+    done: bool
+    finished: tuple[str, ...]
+    stage: str = ""
+    iter: int = 0
+    last: int = 0
+
+
+def budget(plan: Plan, hours: Hours, seconds: float, ensembles: float = 0.0) -> Budget:
+    """Return where an allocation ends. `hours` must have the speeds of all stages with something to train; `ensembles`: seconds of their
+    evaluation, after everything else."""
+    total = ensembles + sum(stage_left(plan.schedule, p, hours.speeds[p.name]).total for p in plan.work)
+    total += hours.opening if total else 0.0
+    room, finished = seconds - hours.opening, tuple[str, ...]()
+    for planned in plan.work:
+        speed, reached, last = of_part(planned, hours.speeds[planned.name]), planned.iter, planned.last
+
+        def takes(iter: int, planned: PlannedStage = planned, speed: Speed = speed) -> float:
+            return spent(plan.schedule, planned.stage, speed, planned.iter, iter).total
+
+        room -= speed.start
+        if room >= 0 and reached < last:
+            # A snapshot counts when it is on disk.
+            fitting = bisect_right(range(reached, last + 1), room - speed.written, key=takes) - 1
+            reached += max(0, fitting)
+            room -= takes(last) + speed.written
+        room -= speed.test
+        if room < 0:
+            return Budget(seconds, total, False, finished, planned.label, reached, last)
+        finished += (planned.label,)
+    return Budget(seconds, total, not total or room >= ensembles, finished)
+
+
+def render_budget(end: Budget) -> str:
+    if not end.total:
+        return "nothing is left to do in an allocation"
+    length = duration(end.seconds)
+    if end.done:
+        return f"an allocation of {length} is enough: all is done after {duration(end.total)}"
+    done = f", after {', '.join(end.finished)}" if end.finished else ""
+    if end.iter == end.last:
+        return (
+            f"an allocation of {length} ends in the evaluation of {end.stage or 'the ensembles'}{done}\n"
+            "  training is saved; the same command evaluates again"
+        )
+    return (
+        f"an allocation of {length} ends in {end.stage}, at iteration {end.iter} of {end.last}{done}\n"
+        "  stopped in time (SIGTERM, SIGUSR1), it saves that iteration; the same command resumes"
+    )

@@ -1,1 +1,0 @@
-"""`stagerun new`: a schedule for one's own images, from the gallery."""

@@ -1,1 +1,0 @@
-"""`stagerun retry -- COMMAND`: starts a launcher's command, and again when a worker was lost."""
