@@ -51,7 +51,7 @@ def make_schedule(folder: Path) -> Path:
 
 
 def train(tree: Path, schedule: Path, out: Path, determinism: str, workers: int, after: int) -> None:
-    """`after`: workers that go on after a SIGTERM in the second stage; 0: none is sent."""
+    """Train; with `after`, send a SIGTERM in the second stage and resume with so many workers."""
     if after:
         run = start(tree, schedule, out, determinism, workers)
         while run.poll() is None and not list((out / "snapshots").glob("cyc1-*")):
@@ -78,14 +78,14 @@ def start(tree: Path, schedule: Path, out: Path, determinism: str, workers: int)
 
 
 def finish(run: "subprocess.Popen[str]") -> int:
-    said, _ = run.communicate(timeout=600)
+    output, _ = run.communicate(timeout=600)
     if run.returncode not in (0, 75):
-        print(said)
+        print(output)
     return run.returncode
 
 
-def found(out: Path) -> dict[str, Any]:
-    """By snapshot and ensemble: what must be the same. A snapshot's attempt and times are not."""
+def values_of(out: Path) -> dict[str, Any]:
+    """Return what must be the same, by snapshot and ensemble; attempts and times may differ."""
     values: dict[str, Any] = {}
     for folder in sorted((out / "snapshots").iterdir()):
         manifest, _ = json.JSONDecoder().raw_decode((folder / "MANIFEST.json").read_text())  # a digest follows
@@ -115,7 +115,7 @@ def snapshots(values: dict[str, Any]) -> set[str]:
 
 
 def without(values: dict[str, Any], names: set[str]) -> dict[str, Any]:
-    """What is left without the snapshots of these names."""
+    """Return the values without the snapshots of these names."""
     return {key: value for key, value in values.items() if key.partition(" ")[0] not in names}
 
 
@@ -138,7 +138,7 @@ def main() -> None:
                 for tree, side in ((ROOT, "ours"), (other, "theirs")):
                     out = folder / f"{determinism}-{workers}-{after}-{side}"
                     train(tree, schedule, out, determinism, workers, after)
-                    both.append(found(out))
+                    both.append(values_of(out))
                 elastic += [both[0]] if determinism == "ELASTIC" else []
                 planned = planned or snapshots(both[0])
                 # Where a stop is saved is a matter of time: a busy machine stops an iteration later.
@@ -147,11 +147,11 @@ def main() -> None:
                 different = compare(*compared)
                 wrong += len(different)
                 then = f", stopped, {after} workers" if after else ""
-                said = f"{determinism}, {workers} workers{then}: {len(compared[0])} values, {len(different)} differ"
+                line = f"{determinism}, {workers} workers{then}: {len(compared[0])} values, {len(different)} differ"
                 if alone:
                     count = sum(map(len, both)) - sum(map(len, compared))
-                    said += f"; {count} left out: one tree alone was stopped at {', '.join(sorted(alone))}"
-                print(said, flush=True)
+                    line += f"; {count} left out: one tree alone was stopped at {', '.join(sorted(alone))}"
+                print(line, flush=True)
                 for key in different[:10]:
                     print(f"  {key}")
         finally:

@@ -14,7 +14,7 @@ IMAGES = 0  # the number of the map that comes in
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call. `scale`: the Scale after a BatchNorm, computed with it. `over`: the bottom is overwritten, since no other layer needs it.
+    """The call of a layer. `scale`: the Scale after a BatchNorm, computed with it. `over`: the bottom is overwritten, since no other layer needs it.
     `ends`: maps that no later step takes."""
 
     layer: Layer

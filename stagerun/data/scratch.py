@@ -47,7 +47,7 @@ _LINE = re.compile(r"^([0-9]{1,9}) ([0-9a-f]{64})$", re.MULTILINE)  # of the jou
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """One state of an LMDB to copy. `path` is the user's, `size` that of data.mdb, `name` the name of its copies."""
+    """A state of an LMDB to copy. `path` is the user's, `size` that of data.mdb, `name` the name of its copies."""
 
     path: str
     real: str
@@ -258,7 +258,7 @@ def _require_same(original: Original) -> None:
 
 
 class _Copying:
-    """One copy by several threads."""
+    """A copy made by several threads."""
 
     def __init__(
         self, original: Original, folder: Path, report: Callable[[int], None], stop: Callable[[], bool]

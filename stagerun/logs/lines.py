@@ -1,6 +1,6 @@
 """Text of events: the tables of finished stages and ensembles, and the lines that all screens share."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from stagerun.base import events
 from stagerun.base.recipe import Method, OnNan
@@ -65,13 +65,15 @@ def results_table(
         if width is not None and sum(max(map(len, column)) + 2 for column in table.values()) - 2 > width:
             del table[name]
     rows = [*zip(*table.values(), strict=True)]
-    others = [
-        f"{r.stage} on {val}: {'EMA ' if ema else ''}top-1 {percent(top1)}, top-5 {percent(top5)}, "
-        f"loss {'not finite' if loss is None else f'{loss:.4f}'}"
-        for r in results
-        for val, top1, top5, loss, ema in r.beside
-    ]
+    others = [line for result in results for line in other_sets(result)]
     return "\n".join([*columns(rows), *others, *(_not_finite(r) for r in results if r.skips or r.rollbacks)])
+
+
+def other_sets(result: events.StageFinished) -> Iterator[str]:
+    """Yield the scores of a stage on its second and further validation sets."""
+    for val, top1, top5, loss, ema in result.beside:
+        scores = f"{'EMA ' if ema else ''}top-1 {percent(top1)}, top-5 {percent(top5)}"
+        yield f"{result.stage} on {val}: {scores}, loss {'not finite' if loss is None else f'{loss:.4f}'}"
 
 
 def _not_finite(result: events.StageFinished) -> str:

@@ -12,6 +12,7 @@ from stagerun.base.events import EnsembleTested, StageFinished
 from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import Inventory, passed_over
 from stagerun.language.build import completed
+from stagerun.logs.lines import other_sets
 from stagerun.logs.log_file import LOG
 from stagerun.look.history import POINTS, History, Reader, Stage
 from stagerun.plan.counting import under
@@ -109,7 +110,10 @@ class Run:
         return f"{done} of {len(states)} stages done, {end}"
 
     def notes(self) -> Iterator[str]:
-        """Yield what the numbers lack."""
+        """Yield scores that the tables lack, and gaps in the numbers."""
+        for stage in self.history.stages:
+            if stage.finished is not None:
+                yield from (f"{self.label}: {line}" for line in other_sets(stage.finished))
         if self.history.damaged:
             yield f"{self.label}: unreadable lines of log.jsonl, after a kill or on a full disk: {self.history.damaged}"
         if self.history.unknown:

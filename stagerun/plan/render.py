@@ -132,11 +132,11 @@ def resuming(plan: Plan, hours: str = "") -> str:
     if plan.lost or not (done or any(s.state is State.RESUME for s in plan.stages)):
         return ""
     work = [f"{p.label} at {p.iter} of {p.last}" if p.iter else p.label for p in plan.work]
-    said = [f"{', '.join(done)} done"] if done else []
+    parts = [f"{', '.join(done)} done"] if done else []
     verb = "resumes" if plan.work and plan.work[0].iter else "starts"
-    said.append(f"{verb} {work[0]}" if work else "evaluations to do")
-    said += [f"then {', '.join(work[1:])}"] if work[1:] else []
-    lines = [f"{plan.schedule.name}: {'; '.join(said)}", f"{plan.left} to do" + (f", {hours}" if hours else "")]
+    parts.append(f"{verb} {work[0]}" if work else "evaluations to do")
+    parts += [f"then {', '.join(work[1:])}"] if work[1:] else []
+    lines = [f"{plan.schedule.name}: {'; '.join(parts)}", f"{plan.left} to do" + (f", {hours}" if hours else "")]
     for one in plan.stages:
         if one.again or one.changes or one.state in (State.STALE, State.NOT_CHOSEN):
             raised = map(str, one.changes if one.state is State.RESUME else ())  # it resumes in spite of them

@@ -1,5 +1,5 @@
-"""What stands beside a run, a folder for each tool.
+"""The tools around a run: a module, or a folder if it takes several.
 
-A tool imports the trunk, and another tool only by an entry in `tests/fast/test_layers.py`. The trunk never imports a tool: `stagerun.cli` names
-each command as text, and its module is imported when it is called.
+A tool imports the trunk and other tools, never in a circle. The trunk never imports a tool: `stagerun.cli` names each command as text, and
+imports its module when the command is called.
 """

@@ -30,7 +30,7 @@ OTHERS = {
 
 
 class Exchange:
-    """One rank's part of the exchange in one stage. Gradients are summed unchanged at every update; subclasses of a wing replace that.
+    """A rank's part of the exchange in one stage. Gradients are summed unchanged at every update; subclasses of a wing replace that.
     Each method is called on every rank."""
 
     dense_bytes = 0  # bytes that rank 0 would send in an iteration without compression; 0 if uncompressed

@@ -89,7 +89,7 @@ class Images:
 
     @property
     def imports(self) -> bool:
-        """Whether a rank has folders of images to import; set by `imported`."""
+        """True if a rank has folders of images to import; set by `imported`."""
         return self._importing.any
 
     def remove_others(self, comm: Comm, world: World) -> None:

@@ -25,7 +25,7 @@ from stagerun.train.results import relied_on, require_progress, standing
 
 
 class Selection(NamedTuple):
-    """What --redo, --only and --until name."""
+    """Stages that --redo, --only and --until name."""
 
     redo: Collection[str] = ()
     only: Collection[str] = ()

@@ -74,7 +74,7 @@ def test_one_call_of_rsync_copies_the_schedule(schedule, tmp_path):
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     words = ["run", schedule, "--hosts", "user@far", "--out", tmp_path / "out"]
     done = small.stagerun(*words, "--sync", "~/x y", env=env)
-    assert done.returncode == 69 and "user@far: the schedule can't be copied there: no room" in done.stderr, done.stderr
+    assert done.returncode == 69 and "user@far: the schedule can't be copied: no room" in done.stderr, done.stderr
     typed = (tmp_path / "typed").read_text().splitlines()
     assert typed[-2:] == [str(schedule), "user@far:x y/"]
     assert "--rsync-path=mkdir -p \"$HOME\"/'x y' && test -O \"$HOME\"/'x y' && rsync" in typed

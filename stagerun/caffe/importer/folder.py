@@ -267,7 +267,7 @@ def net_of(
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """One data layer, and its `data_param`. `batch`: images of one worker's forward pass. `channels` is None if the layer lacks them."""
+    """A data layer and its `data_param`. `batch`: images of one worker's forward pass. `channels` is None if the layer lacks them."""
 
     settings: View
     source: str
