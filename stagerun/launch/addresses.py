@@ -2,7 +2,9 @@
 
 import ipaddress
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -17,13 +19,21 @@ class Interface:
 
 
 def interfaces() -> list[Interface]:
-    """Return the interfaces that have an address, without the loopback device."""
-    first = [(name, addresses[0]) for name, addresses in psutil.net_if_addrs().items()]
+    """Return the interfaces that are up and have an address, without the loopback device and aliases."""
+    up = {name for _, name in socket.if_nameindex() if _is_up(name)}
+    first = [(name, addresses[0]) for name, addresses in psutil.net_if_addrs().items() if name in up]
     return [
         Interface(name, one.address)
         for name, one in first
         if one.family == socket.AF_INET and not is_loopback(one.address)
     ]
+
+
+def _is_up(name: str) -> bool:
+    """Return the flag IFF_UP. psutil's `net_if_stats` asks for more, which some devices refuse. If /sys shows another namespace: True."""
+    with suppress(OSError, ValueError):
+        return bool(int(Path("/sys/class/net", name, "flags").read_text(), 16) & 1)
+    return True
 
 
 def resolve(host: str) -> str:

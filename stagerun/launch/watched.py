@@ -9,6 +9,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -205,9 +206,13 @@ def _hub(world: World) -> socket.socket:
 
 
 def _memory(size: int) -> int:
-    """Return the descriptor of a nameless file in memory. Its bytes are written now: on a
-    full file system a later access would end the process. OSError."""
-    memory = os.memfd_create("stagerun")
+    """Return the descriptor of a nameless file in memory. Its bytes are written now: on a full file system a later access would end the
+    process. Pythons built for an old C library (conda's, uv's) lack memfd_create. OSError."""
+    if hasattr(os, "memfd_create"):
+        memory = os.memfd_create("stagerun")
+    else:
+        with tempfile.TemporaryFile() as file:
+            memory = os.dup(file.fileno())
     os.pwrite(memory, bytes(size), 0)
     return memory
 

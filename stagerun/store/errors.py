@@ -27,6 +27,7 @@ HINTS = {
     errno.ELOOP: "a part of that path is a symbolic link that leads nowhere: choose another folder with --out",
     errno.ENAMETOOLONG: "give the stage or the output folder a shorter name",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "the machine has too many open files",
     errno.EFBIG: "the file system, or the limit on file sizes (ulimit -f), doesn't allow files of that size",
 }
 

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,10 +95,6 @@ class Context:
     def open_profile(self, file: str) -> Profile:
         self.profile = Profile(file, PROFILED, self.comm)
         return self.profile
-
-    def open_images(self) -> AbstractContextManager[Images]:
-        self.images = Images(self.schedule, self.device)
-        return nullcontext(self.images)
 
     def environment(self, stage: Stage) -> dict[str, str]:
         """Return what the bits of a stage depend on besides its definition."""

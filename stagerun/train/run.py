@@ -27,6 +27,7 @@ from stagerun.train.context import Context, StageRun
 from stagerun.train.ensembling import test_ensemble
 from stagerun.train.environment import other_machines
 from stagerun.train.finish import finish_stage
+from stagerun.train.images import Images
 from stagerun.train.keeper import run_started
 from stagerun.train.next_step import Step, evaluated_again, next_step, promised, was_set_aside
 from stagerun.train.restore import restored
@@ -47,28 +48,28 @@ def run(context: Context) -> Iterator[Event]:
     context.others = other_machines(comm, context.device)
     if keeper is not None:
         context.schedule = keeper.schedule  # it knows the images, which only rank 0 has looked at: it plans and writes
-    with context.open_images():
-        yield from _opening(context)
-        while True:
-            comm.pulse.enter(Section.START)
-            step, notes = next_step(context)
-            yield from notes
-            if step is None:
-                break
-            why_stop = "asked to stop" if anyone(comm, context.stopping.asked) else ""
-            if not why_stop and not context.images.looked_at:
-                why_stop, plan_again = yield from _open_images(context)
-                if plan_again:
-                    continue
-            if why_stop:
-                stage, iter = step.begins_at
-                yield Stopped(stage=stage, iter=iter, reason=why_stop)
+    context.images = Images(context.schedule, context.device)
+    yield from _opening(context)
+    while True:
+        comm.pulse.enter(Section.START)
+        step, notes = next_step(context)
+        yield from notes
+        if step is None:
+            break
+        why_stop = "asked to stop" if anyone(comm, context.stopping.asked) else ""
+        if not why_stop and not context.images.looked_at:
+            why_stop, plan_again = yield from _open_images(context)
+            if plan_again:
+                continue
+        if why_stop:
+            stage, iter = step.begins_at
+            yield Stopped(stage=stage, iter=iter, reason=why_stop)
+            return
+        trained = True
+        for event in _do(context, step):
+            yield event
+            if isinstance(event, Stopped):
                 return
-            trained = True
-            for event in _do(context, step):
-                yield event
-                if isinstance(event, Stopped):
-                    return
     not_chosen = keeper.not_chosen() if keeper is not None else ()
     if keeper is not None and context.replay is not None:  # a record may end before the schedule
         not_chosen += tuple(dict.fromkeys(planned.stage.name for planned in keeper.plan().work))

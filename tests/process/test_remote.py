@@ -80,6 +80,6 @@ def test_one_call_of_rsync_copies_the_schedule(schedule, tmp_path):
     assert "--rsync-path=mkdir -p \"$HOME\"/'x y' && test -O \"$HOME\"/'x y' && rsync" in typed
     words[3] = "localhost"
     done = small.stagerun(*words, "--sync", "/proc/here", env=env)
-    assert done.returncode == 69 and "localhost: the schedule can't be copied there: mkdir: " in done.stderr
+    assert done.returncode == 69 and "localhost: the schedule can't be copied: mkdir: " in done.stderr
     done = small.stagerun(*words, "--sync", "here", env=env)
     assert done.returncode == 64 and "is not an absolute path" in done.stderr

@@ -54,7 +54,7 @@ def test_all_validation_sets_are_evaluated_and_the_first_decides(base):
     assert [(e["iter"], e["val"], e["images"]) for e in beside] == [(4, "v2", 600), (5, "v2", 600)]
     shown = (base / "straight.txt").read_text()
     assert f"cyc1 on v2: top-1 {100 * beside[-1]['top1']:.2f} %" in shown
-    for command, *more in (["report"], ["status"], ["eval", "--stage", "cyc1"]):
+    for command, *more in (["report"], ["eval", "--stage", "cyc1"]):
         done = small.stagerun(command, base / "straight", *more)
         assert done.returncode == 0 and "v2" in done.stdout, done.stdout + done.stderr
 

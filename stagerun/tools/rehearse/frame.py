@@ -1,12 +1,13 @@
 """The frame that every mode measures in: a worker joins its job, trains a cut-down schedule in a folder that is removed, and says what it saw."""
 
+import fcntl
 import json
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -29,6 +30,8 @@ from stagerun.train.hooks.profile import Profile
 from stagerun.train.keeper import ALL, Keeper, Selection
 from stagerun.train.run import run
 from stagerun.train.worker import load_everywhere
+
+PREFIX = ".rehearsal-"  # of folders in OUT
 
 
 class Answer(NamedTuple):
@@ -55,6 +58,18 @@ def worker(session: "Session") -> int:
         say(json.dumps(answer.record, indent=2) if session.options.as_json else answer.text)
     session.comm.close()
     return answer.code
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the folders of killed rehearsals: a living one holds a lock on its folder."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            locked = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(locked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +100,13 @@ class Session:
             def make() -> str:
                 if parent is not None:
                     os.makedirs(parent, exist_ok=True)
-                made = tempfile.TemporaryDirectory(prefix=".rehearsal-", dir=parent, ignore_cleanup_errors=True)
-                return stack.enter_context(made)
+                    _remove_abandoned(parent)
+                made = tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent, ignore_cleanup_errors=True)
+                folder = stack.enter_context(made)
+                locked = os.open(folder, os.O_RDONLY)
+                stack.callback(os.close, locked)
+                fcntl.flock(locked, fcntl.LOCK_EX)
+                return folder
 
             yield Path(rank0(comm, make))
 
