@@ -35,14 +35,12 @@ def require_wing(name: str) -> Any:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ignored:
     """The label whose images are ignored, which need not be a class: in training, in the loss of an evaluation, in its top-1 and top-5. None:
-    all count. `of_all`: the loss of an evaluation is divided by the number of all images. `by_some`: the labels that some loss or
-    Accuracy ignores, and others may count."""
+    all count. `of_all`: the loss of an evaluation is divided by the number of all images."""
 
     train: int | None = None
     loss: int | None = None
     accuracy: int | None = None
     of_all: bool = False
-    by_some: frozenset[int] = frozenset()
 
     @property
     def test(self) -> int | None:

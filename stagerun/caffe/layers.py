@@ -270,17 +270,14 @@ def ignored(net: Net, own_loss: bool) -> Ignored:
     """Return the labels that the layers of a net ignore. `own_loss`: the stage's loss replaces the net's. Training ignores a label if every
     loss does. An evaluation with only a loss, or only an Accuracy, ignores that layer's label for both."""
     accuracies, losses = _of_logits(net.test, Accuracy), _of_logits(net.test, SoftmaxWithLoss)
-    judging = (one.settings for one in net.layers if isinstance(one.settings, SoftmaxWithLoss | Accuracy))
-    by_some = frozenset(one.ignore_label for one in judging if one.ignore_label is not None)
     label = _label(accuracies or losses)
     if own_loss:
-        return Ignored(accuracy=_label(accuracies), by_some=by_some)
+        return Ignored(accuracy=_label(accuracies))
     return Ignored(
         train=_label(trained_losses(net.train)),
         loss=_label(losses) if losses else label,
         accuracy=label,
         of_all=any(loss.normalization in ("FULL", "BATCH_SIZE") for loss in losses),  # type: ignore[union-attr]
-        by_some=by_some,
     )
 
 

@@ -17,7 +17,7 @@ from stagerun.data.index import Index, printable
 from stagerun.data.jpeg import Rectangle
 from stagerun.data.loader import Augment, Job, Loader, LoaderOptions, NetworkInput, PythonTransform, Training
 from stagerun.data.pixels import Draw, apply
-from stagerun.data.records import Records
+from stagerun.data.records import Records, spread
 from stagerun.data.stream import Batch
 from stagerun.schedule.image_size import at_largest, crop_size
 
@@ -231,6 +231,14 @@ class CropLoader(Loader):
     def _make(self, job: Job, n: int) -> None:
         whole, job.made.labels[n] = self._whole(job.indices[n])
         job.made.images[n :: len(job.indices)] = five_crops(whole, self._side)
+
+    def preflight(self, samples: int = 32) -> None:
+        """Check as Loader does; UsageError if every sampled image is as large as its crop."""
+        super().preflight(samples)
+        shapes = [self._whole(i)[0].shape[:2] for i in spread(len(self.records), samples)]
+        if all(shape == (self._side, self._side) for shape in shapes):
+            text = f"there is nothing to crop: the images are {self._side} x {self._side} pixels, as large as crop_size"
+            raise UsageError(text, NO_CROP_HINT)
 
 
 def five_crops(image: Image, side: int) -> NDArray[np.uint8]:

@@ -15,7 +15,8 @@ from stagerun.language.build import completed
 from stagerun.logs.lines import other_sets
 from stagerun.logs.log_file import LOG
 from stagerun.look.history import POINTS, History, Reader, Stage
-from stagerun.plan.counting import under
+from stagerun.plan import under
+from stagerun.plan.ensembles import made_of
 from stagerun.tools.output import DISK, Target, newest_recipe
 from stagerun.tools.status import Status, look
 from stagerun.train.results import ensemble_on_disk, read_result
@@ -65,7 +66,9 @@ class Run:
     def _before(self, stage: Stage) -> float | None:
         parent = self.history.parent(stage)
         if stage.weights:  # an ensemble
-            return next((tested.top1 for tested in self.ensembles if tested.name == stage.weights), None)
+            identity = self.identities.get(stage.name)
+            same = (one for one in self.ensembles if one.name == stage.weights and made_of(identity, one))
+            return next((tested.top1 for tested in same), None)
         if parent is None or self.is_stale(stage):
             return None
         if self.history.follows(stage) is not None:

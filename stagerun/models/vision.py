@@ -6,6 +6,7 @@ import importlib
 import os
 import re
 import socket
+import ssl
 import sys
 import urllib.error
 import urllib.request
@@ -145,6 +146,6 @@ def _download(url: str, target: Path, digest: str) -> str:
         except RuntimeError as error:
             text = f"{url}: {error}"
             raise PeerError(text, "it was changed on its way, or is not what was published") from None
-        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError) as error:
             raise PeerError(f"{url}: {getattr(error, 'reason', error)}", _RETRY) from None
     return f"{size(target.stat().st_size)}, digest as published: {target}"

@@ -146,15 +146,15 @@ def made_from(schedule: Schedule, ensemble: Ensemble, members: Sequence[Snapshot
     }
 
 
-def made_of(ref: SnapshotRef, tested: EnsembleTested) -> bool:
-    """Return whether the evaluated weights are the average that the snapshot's stage started with."""
+def made_of(identity: Mapping[str, str] | None, tested: EnsembleTested) -> bool:
+    """Return whether the evaluated weights are the average that a stage started with; True if its identity is unknown."""
     had = {
         AVERAGE_OF: " ".join(tested.snapshots),
         f"{AVERAGE}rule": tested.rule,
         f"{AVERAGE}shape": tested.shape or NONE,
         f"{AVERAGE}batch_norm_iter": str(tested.batch_norm_iter),
     }
-    return all(ref.identity.get(field) == text for field, text in had.items())
+    return identity is None or all(identity.get(field) == text for field, text in had.items())
 
 
 # -- the time it takes

@@ -117,11 +117,10 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def private_folder(folder: Path, content: str, instead: str, make: bool = True) -> Path:
-    """Return `folder`, made with `make`. PermissionDenied if another user owns it or others may write to it, so that its `content` can't be
+def private_folder(folder: Path, content: str, instead: str) -> Path:
+    """Return `folder`, made if it is missing. PermissionDenied if another user owns it or others may write to it, so that its `content` can't be
     trusted; `instead`: the alternative. OSError."""
-    if make:
-        folder.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         status = folder.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():

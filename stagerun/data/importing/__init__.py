@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 from stagerun.base.errors import DataError, FolderInUseError, ResumeRefused
@@ -23,7 +24,6 @@ from stagerun.data.importing.images import PlainImport, folder_files
 from stagerun.data.importing.partial import Partial
 from stagerun.data.scratch import OR_ELSE, Progress, home_of, require_room
 from stagerun.data.write import CopyStopped, held, writing
-from stagerun.system.files import sync_folder
 from stagerun.system.image_folder import seen, small
 from stagerun.system.imports import REPORT, is_there
 
@@ -65,11 +65,14 @@ def _import(folder: str, made: Import, stop: Callable[[], bool], watch: Watch) -
     threads = len(os.sched_getaffinity(0))
     job = Job(threads, progress=lambda done, total: watch(Progress(done, total)), stop=stop, tell=messages.append)
     try:
-        result = run(work, made.lmdb, job)
+        try:
+            result = run(work, made.lmdb, job)
+        except ResumeRefused:  # another version began it
+            result = run(work, made.lmdb, replace(job, restart=True))
     except Unusable as error:
         hint = f"repair or remove them; or leave them out: `stagerun data import {folder} LMDB --max-bad N`, and name that LMDB as `source`"
         raise DataError(error.message, hint) from None
-    except (DataError, ResumeRefused) as error:
+    except DataError as error:
         if "--restart" not in error.hint:
             raise
         raise DataError(error.message, f"remove {target}.partial, then run the same command again") from None
@@ -108,7 +111,9 @@ def remove_others(made: Import, keep: Collection[str]) -> None:
                     with Partial(old.with_suffix("")) as partial:
                         partial.remove()
                 elif old.is_dir() and not old.is_symlink():
-                    # data.mdb first: `is_there` must not take a half removed LMDB for a complete one.
-                    (old / "data.mdb").unlink(missing_ok=True)
-                    sync_folder(old)
-                    shutil.rmtree(old, ignore_errors=True)
+                    # Renamed first: a half removed LMDB under its name would be taken for one.
+                    removed = old.with_name(f"{old.name.removesuffix('.old')}.old")
+                    if removed != old:
+                        shutil.rmtree(removed, ignore_errors=True)
+                        old.rename(removed)
+                    shutil.rmtree(removed, ignore_errors=True)

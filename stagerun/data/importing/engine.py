@@ -31,7 +31,8 @@ _AHEAD = 12
 
 RECORDS_PER_COMMIT = 1000
 BYTES_PER_COMMIT = 1 << 26
-
+# With so many unusable images above those allowed, the source is taken for a wrong one.
+_HOPELESS = 1000
 _SHOWN = 20
 
 
@@ -164,7 +165,7 @@ def _walk(work: Work, partial: Partial, seen: Seen, begun: int, job: Job) -> boo
         closing(in_order(with_row, begun, total, job.threads)) as made,
     ):
         # One chunk is committed while the next one is made.
-        chunk, committing = _Chunk(begun), writer.submit(lambda: None)
+        chunk, committing, bad = _Chunk(begun), writer.submit(lambda: None), 0
         job.progress(begun, total)
         for at in range(begun, total):
             if job.stop():
@@ -173,7 +174,11 @@ def _walk(work: Work, partial: Partial, seen: Seen, begun: int, job: Job) -> boo
                 return False
             item, row = next(made)
             chunk.add(item, row)
-
+            bad += sum(note.bad for note in item.notes)
+            if bad > job.max_bad + _HOPELESS:
+                committing.result()
+                text = f"{bad} of {count(at + 1, 'image')} can't be used; {job.max_bad} at most are allowed (--max-bad)"
+                raise Unusable(text, "is this the right source?")
             if chunk.is_full():
                 committing.result()
                 committing = writer.submit(_commit, env, seen, chunk)
@@ -245,6 +250,9 @@ def _finish(work: Work, partial: Partial, seen: Seen, max_bad: int, begun: int) 
     if not len(kept):
         raise DataError(f"{partial.out}: there is nothing to write into it", "check the source")
     source = LmdbSource(str(partial.lmdb), side_file=False)
+    if len(source) != len(kept):
+        text = f"{partial.folder}: holds {len(source)} records, {partial.seen.name} says {len(kept)}"
+        raise DataError(text, "something changed its files; add --restart to begin again")
     partial.only_records()  # an earlier end may have been interrupted
     index = index_of(source, kept, work.classes, work.statistics, work.prepared_from)
     save(index, str(partial.lmdb))

@@ -178,6 +178,7 @@ def folder_files(listed: Listed) -> Files:
 # Changes with the rules here and in `odd`, which decide the records.
 VERSION = 3
 LONGEST_KEY = 511  # LMDB's limit, bytes
+_MOST = 10**8  # keys have eight digits
 
 
 # A Datum without label, its decoded image (None: decode the Datum), and names of oddities.
@@ -191,7 +192,8 @@ class PlainImport:
         """Order the images. DataError, UsageError."""
         if not len(source):
             raise DataError(f"{path}: it has no images", "check the path")
-
+        if len(source) > _MOST:
+            raise UsageError(f"{path}: {len(source)} images, and keys have eight digits", "import it in parts")
         self._source = source
         self._order: NDArray[np.int64] = order.EveryRecord(1, len(source), True).at(0, len(source))
         self.title = f"stagerun data import: {source.kind} {path}"

@@ -186,10 +186,11 @@ def _first(environment: str) -> Library:
 def candidates() -> Iterator[str]:
     """Yield files that may have the functions, best first."""
     yield "libturbojpeg.so.0"
-    # The wheel of the extra `fast` contains a libjpeg-turbo; it is not imported.
-    spec = importlib.util.find_spec("pylibjxl")
-    for folder in (spec.submodule_search_locations if spec else None) or ():
-        yield from sorted(str(file) for file in Path(folder).glob("_pylibjxl*.so"))
+    # Two wheels that contain a libjpeg-turbo, found without importing them.
+    for package, pattern in (("pylibjxl", "_pylibjxl*.so"), ("turbojpeg", "../turbojpeg.libs/libturbojpeg-*.so*")):
+        spec = importlib.util.find_spec(package)
+        for folder in (spec.submodule_search_locations if spec else None) or ():
+            yield from sorted(str(file) for file in Path(folder).glob(pattern))
 
 
 def _load(path: str) -> Library:
