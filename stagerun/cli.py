@@ -96,7 +96,7 @@ GROUPS: dict[str, tuple[str, Rows]] = {
             (
                 "info",
                 "stagerun.tools.data.records:info",
-                "Print counts, sizes, classes, and the speed of reading on this machine.",
+                "Print counts, sizes and classes, and the decoders of this machine.",
             ),
             (
                 "verify",

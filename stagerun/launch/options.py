@@ -96,7 +96,7 @@ class Host:
 def read_hosts(value: str) -> tuple[Host, ...]:
     """Read the value of `--hosts`: a file as Open MPI, hydra and DeepSpeed take it, or a list with commas. UsageError with all mistakes."""
     path = Path(value)
-    if path.is_dir():
+    if "/" in value and path.is_dir():
         raise UsageError(
             f"--hosts {value} is a folder", "name a file with a host on each line, or write `--hosts a,b,c`"
         )

@@ -61,9 +61,9 @@ def new(
     images, schedule = make(folder, base, train, val)
     tell("\n".join(f"note: {line}" for line in missing_weights(schedule.stages)))
     tell_findings(schedule)
-    show(f"{folder}: the stages of {base} for {count(images.train[1], 'image')}; next:")
     if images.mixed:
         tell("note: images of many sizes: training resizes a random part of each, an evaluation the middle")
+    show(f"{folder}: the stages of {base} for {count(images.train[1], 'image')}; next:")
     word = shlex.quote(folder)
     rows = [
         (f"  stagerun plan {word} --plot lr.svg", "what will run, and its learning rate"),

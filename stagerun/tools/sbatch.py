@@ -145,7 +145,7 @@ def _plan(options: SbatchOptions, task: RunOptions) -> tuple[Plan, Path]:
 def _check_images(plan: Plan) -> None:
     """Raise DataError as `run` does. Images that are missing here may be where the job runs."""
     if missing := [source.path for source in plan.schedule.sources if not os.path.exists(source.path)]:
-        text = f"warning: {listing(missing, 'and')}: not here; if the nodes lack it too, the job ends with 65"
+        text = f"warning: {listing(missing, 'and')}: not here; if the nodes lack them too, the job ends with 65"
         click.echo(text, err=True)
         return
     from stagerun.data.preflight import preflight  # and with it numpy

@@ -44,7 +44,7 @@ def compare(session: Session) -> Answer:
     if comm.size < max(counts):
         text = f"--workers {options.workers}, but the launcher has started {comm.size}"
         raise PeerError(text, f"start {max(counts)}, or leave the launcher out: then they are started on this machine")
-    session.show(f"{schedule.name}, stage {stage.name}: {options.workers} workers on {session.device}")
+    session.show(f"{schedule.name}, stage {stage.name}: {' and '.join(map(str, counts))} workers on {session.device}")
     turns: list[Turn] = []
     with session.images(schedule, options.synthetic) as source:
         for number in range(ROUNDS):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import click
 
 from stagerun import store
-from stagerun.base.errors import UsageError, nearest
+from stagerun.base.errors import UsageError, listing, nearest
 from stagerun.base.recipe import EnsembleRule, Schedule
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.command.ending import tell
@@ -137,7 +137,9 @@ def _ends(target: Target, stage: str | None) -> Choice:
     else:
         stages = {one.name: (one.end, _state(one)) for one in make_plan(target.schedule, inventory).stages}
     if stage is not None and stage not in stages:
-        raise UsageError(f"no stage is named `{stage}`", nearest(stage, stages))
+        raise UsageError(
+            f"no stage is named `{stage}`", nearest(stage, stages) or f"the stages are {listing(list(stages))}"
+        )
     ends: dict[Path, str] = {}
     states = []
     for name, (end, state) in stages.items():
