@@ -7,6 +7,7 @@ import ast
 import io
 import tokenize
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import facade
@@ -47,9 +48,14 @@ def sources(folder: str) -> list[str]:
     return [path.read_text() for path in paths if not path.name.endswith("_pb2.py")]
 
 
+@cache
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
 def tokens(text: str) -> int:
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, documented) and ast.get_docstring(node)]
+    nodes = [node for node in ast.walk(parsed(text)) if isinstance(node, documented) and ast.get_docstring(node)]
     docstrings = {(node.body[0].lineno, node.body[0].col_offset) for node in nodes}
     found = tokenize.generate_tokens(io.StringIO(text).readline)
     return sum(token.type not in _LAYOUT and token.start not in docstrings for token in found)
@@ -94,11 +100,10 @@ def test_fields_of_the_language_have_comments():
 def test_tests_look_from_outside():
     assert len(facade.NAMES) <= FACADE
     texts = {path: path.read_text() for path in (ROOT / "tests").rglob("*.py") if path.name != "facade.py"}
-    deeper = sorted(str(path.relative_to(ROOT)) for path, text in texts.items() if looks_deeper(ast.parse(text)))
+    deeper = sorted(str(path.relative_to(ROOT)) for path, text in texts.items() if looks_deeper(parsed(text)))
     assert len(deeper) <= LOOKING_DEEPER, deeper
     assert sum(text.count("monkeypatch" + ".setattr(") for text in texts.values()) <= PATCHES
-    ours = [ast.parse(text) for text in sources("stagerun")]
-    theirs = [ast.parse(text) for text in texts.values()]
+    ours, theirs = [list(map(parsed, each)) for each in (sources("stagerun"), texts.values())]
     assert used(theirs) & named(ours) - named(theirs) <= PRIVATE
 
 

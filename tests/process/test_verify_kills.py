@@ -18,7 +18,6 @@ def verdict(tmp_path: Path, *more: object) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
-@pytest.mark.smoke
 def test_killed_once_it_is_bit_exact(base, tmp_path):
     code, found = verdict(tmp_path, base / "schedule", "--nproc", 1, "--kills", 1, "--iters", 2, "--seed", 3)
     assert (code, found["verdict"], found["different"]) == (0, "BIT-EXACT", [])

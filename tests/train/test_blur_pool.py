@@ -8,6 +8,8 @@ from torch import nn
 
 from stagerun.models import build
 
+pytestmark = pytest.mark.long
+
 TAPS = torch.tensor([[1.0, 2, 1], [2, 4, 2], [1, 2, 1]], dtype=torch.float64) / 16
 
 

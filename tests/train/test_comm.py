@@ -89,7 +89,8 @@ def digest(arrays: list[np.ndarray]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("total", "shapes"), [(1, SHAPES), (2, SHAPES), (5, SHAPES), (8, SHAPES), (13, SHAPES), (5, LONG)]
+    ("total", "shapes"),
+    [*((total, SHAPES) for total in (1, 2, 5, 8, 13)), pytest.param(5, LONG, marks=pytest.mark.long)],
 )
 def test_elastic_bits_are_those_of_the_tree_whatever_the_workers_and_the_pieces(total, shapes):
     expected = digest(tree_sum(0, total, shapes))

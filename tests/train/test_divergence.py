@@ -210,7 +210,7 @@ if os.environ.get("RANK") == "1" and "stagerun.launch.monitor" not in sys.orig_a
         outcome = inner(state, *rest)
         if state.iter == 3 and not os.path.exists(os.environ["FLIPPED"]):
             open(os.environ["FLIPPED"], "w").close()
-            next(iter(state.model.parameters())).data.view(torch.int32).view(-1)[5] ^= 1
+            next(iter(state.model.parameters())).data.view(torch.int32).view(-1)[5] ^= 1 << 20  # the lowest bit may be lost in the next rounding
         return outcome
     exchange.update = update
 """

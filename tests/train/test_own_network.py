@@ -324,6 +324,7 @@ def messages(data: Path, folder: Path) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
+@pytest.mark.long
 def test_a_newcomers_mistakes_have_one_clear_message_each(data, tmp_path, monkeypatch):
     """`python tests/train/test_own_network.py` writes what is said now."""
     monkeypatch.chdir(tmp_path)

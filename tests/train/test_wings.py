@@ -36,6 +36,7 @@ NEED = {
 UNINSTALLED = "import sys; sys.meta_path = [it for it in sys.meta_path if 'editable' not in it.__module__]"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("wing", NEED)
 def test_without_a_wing_dense_stages_train_and_its_fields_are_refused(wing, tmp_path, few):
     package, (fields, commands) = Path(stagerun.__file__).parent, NEED[wing]
