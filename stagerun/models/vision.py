@@ -1,8 +1,9 @@
-"""torchvision, imported so that it works with a torch build that its wheel was not made for; and the download of published weights, which
-`stagerun check --fetch` puts where `run` looks for them."""
+"""torchvision, imported so that it works with a torch build that its wheel was not made for; published weights: their preprocessing, and their
+download, which `stagerun check --fetch` puts where `run` looks for them."""
 
 import http.client
 import importlib
+import math
 import os
 import re
 import socket
@@ -10,8 +11,11 @@ import ssl
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from email.message import Message
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +29,8 @@ from stagerun.base.weights import Kind, place_of
 from stagerun.data.weights import TENSORS, Found, digest_of, timm_cache, torchvision_cache
 from stagerun.system.files import writing
 
+# torchvision feeds their weights pixels of mean 0.5 and deviation 0.5, by `transform_input`, which stagerun's networks don't have.
+_TRANSFORM_INPUT = ("googlenet", "inception_v3")
 _HUB = "https://huggingface.co"
 _TIMEOUT_S = 30
 _RETRY = "the same command tries again; HTTPS_PROXY names a proxy"
@@ -80,6 +86,57 @@ def published(network: str) -> dict[str, str]:
     except ValueError:
         return {}
     return {one.url.rpartition("/")[2].removesuffix(".pth"): one.url for one in (kinds.DEFAULT, *kinds)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preprocessing:
+    """How published weights see images: R, G, B of 0 to 255, less `mean`, divided by `std`; a square of `crop` pixels from the centre of an image
+    whose shorter side is `resize`."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop: int
+    resize: int
+
+    @property
+    def numbers(self) -> str:
+        """The text for both transforms."""
+        mean, std = (", ".join(f"{value:g}" for value in values) for values in (self.mean, self.std))
+        return f"channel_order: RGB  mean_value: [{mean}]  std_value: [{std}]"
+
+    @property
+    def test_size(self) -> str:
+        """The text for `test_transform_param`. Publishers resize by antialiasing, bilinear or, if they say so, bicubic."""
+        size = f"min_size: {self.resize}  resize_param {{ interp_mode: ANTIALIAS }}"
+        return f"random_resize_param {{ {size} }}  crop_size: {self.crop}"
+
+
+@lru_cache
+def published_preprocessing(name: str) -> Preprocessing | None:
+    """Return what timm or torchvision publishes for a network or its weights: `resnet50`, `torchvision/resnet50-0676ba61`, `timm/resnet50`,
+    `timm/resnet50.a1_in1k`. None if they publish nothing, or timm is not installed. Imports torch and the library: seconds."""
+    models = torchvision_models()
+    source, _, bare = name.rpartition("/")
+    with suppress(ImportError, RuntimeError, ValueError, StopIteration):  # no timm; no such network or weights
+        if source == "timm":
+            from timm.models import get_pretrained_cfg
+
+            if (timms := get_pretrained_cfg(bare)) is None or not timms.has_weights:
+                return None
+            crop = timms.input_size[-1]
+            return _preprocessing(timms.mean, timms.std, crop, math.floor(crop / timms.crop_pct))
+        network = bare.partition("-")[0]
+        kinds = models.get_model_weights(network)
+        weights = next(one for one in (kinds.DEFAULT, *kinds) if bare == network or f"/{bare}.pth" in one.url)
+        how = weights.transforms()
+        mean, std = ((0.5,) * 3, (0.5,) * 3) if network in _TRANSFORM_INPUT else (how.mean, how.std)
+        return _preprocessing(mean, std, how.crop_size[0], how.resize_size[0])
+    return None
+
+
+def _preprocessing(mean: Iterable[float], std: Iterable[float], crop: int, resize: int) -> Preprocessing:
+    mean, std = (tuple(round(255 * value, 3) for value in values) for values in (mean, std))
+    return Preprocessing(mean=mean, std=std, crop=crop, resize=resize)
 
 
 def _fetch_torchvision(name: str) -> str:
