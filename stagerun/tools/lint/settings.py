@@ -133,7 +133,11 @@ def doubtful_value(it: StageFacts) -> Doubts:
         yield "type batch_size", f"{it.name}: momentum is 0, and {what}", hint
     if solver.type == "AdamW" and 0 < solver.weight_decay <= SGD_DECAY:
         text = f"{it.name}: weight_decay {solver.weight_decay:g} is for SGD, whose learning rate is a hundred times AdamW's"
-        yield "weight_decay", text, "`weight_decay: 0.05` is usual for AdamW"
+        yield (
+            "weight_decay",
+            text,
+            "`weight_decay: 0.05` is usual for AdamW, with `param { kind: BIAS_AND_NORM decay_mult: 0 }`",
+        )
     if solver.type in ("Adam", "AdamW") and it.peak >= SGD_RATE:
         text = (
             f"{it.name}: a learning rate of {it.peak:.4g} is for SGD: {solver.type} moves every weight by about as much"
@@ -155,7 +159,7 @@ def _decays_norm(it: StageFacts) -> bool:
     large = solver.batch_size >= LARGE or solver.type in ("LARS", "LAMB") or solver.local_lr_auto
     if not large or not solver.weight_decay or known_of(it.stage.model).batch_norm is None:
         return False
-    fitting = (rule for rule in solver.param if rule.kind in (ParamKind.ANY, ParamKind.NORM))
+    fitting = (rule for rule in solver.param if rule.kind not in (ParamKind.BIAS, ParamKind.WEIGHT))
     return next((rule.decay_mult != 0 for rule in fitting if rule.decay_mult == 0 or rule.name == "*"), True)
 
 
@@ -314,7 +318,7 @@ def same_images(stages: Sequence[StageFacts]) -> Found:
             shared, of = (1, 1) if folders[0] == folders[1] else _shared(*folders, *known) if all(known) else (0, 1)
             if shared:
                 which = "the images" if shared == of else f"{shared} of {of} images"
-                text = f"{which} of `data.val` are images of `data.train` of {it.name}, too: a network remembers them"
+                text = f"{which} of `data.val` are in `data.train` of {it.name}, too: accuracy on them says little"
                 yield (
                     it.stage.written("data.val.source") or it.stage.span,
                     text,
