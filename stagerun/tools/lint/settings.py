@@ -211,7 +211,9 @@ def unscaled(it: StageFacts) -> Doubts:
         hint = f"write `{usual}`" if usual else f"{_OF_BYTES}; `stagerun data info LMDB` shows them"
         if values and (small or span > 255):
             of_one = [("mean_value", mean if small else ()), ("std_value", transform.std_value if span > 255 else ())]
-            hint = f"written for pixels of 0 to 1? Then write `{_numbers(of_one, 255)}`"
+            imagenet = len(mean) == 3 and all(abs(255 * a - b) < 2 for a, b in zip(mean, IMAGENET[::-1], strict=True))
+            order = "channel_order: RGB  " if small and imagenet else ""
+            hint = f"written for pixels of 0 to 1? Then write `{order}{_numbers(of_one, 255)}`"
         low, high = min(map(min, ranges)), max(map(max, ranges))
         text = f"pixels of 0 to 255 become inputs of {low:.4g} to {high:.4g} in {it.name}"
         yield f"transform_param.{name} transform_param.scale", text, hint
@@ -311,19 +313,21 @@ def _shared(train: str, val: str, *fingerprints: object) -> tuple[int, int]:
 
 def same_images(stages: Sequence[StageFacts]) -> Found:
     """Images of training in the first validation set; a further one may be meant to show the training accuracy."""
-    for it in stages:
-        for val in it.stage.data.val[:1]:
-            folders = it.schedule.lmdb(it.train), it.schedule.lmdb(val)
-            known = [side_file(folder)[0].get("fingerprint") for folder in folders]
-            shared, of = (1, 1) if folders[0] == folders[1] else _shared(*folders, *known) if all(known) else (0, 1)
-            if shared:
-                which = "the images" if shared == of else f"{shared} of {of} images"
-                text = f"{which} of `data.val` are in `data.train` of {it.name}, too: accuracy on them says little"
-                yield (
-                    it.stage.written("data.val.source") or it.stage.span,
-                    text,
-                    "evaluate on images that it never trains on",
-                )
+    looked_at = set[tuple[Span, str, str]]()
+    for it, val in [(one, val) for one in stages for val in one.stage.data.val[:1]]:
+        span, train, tested = it.stage.written("data.val.source") or it.stage.span, it.train.path, val.path
+        if (span, train, tested) in looked_at:
+            continue
+        looked_at.add((span, train, tested))
+        folders = it.schedule.lmdb(it.train), it.schedule.lmdb(val)
+        shared, of = 1, 1
+        if folders[0] != folders[1]:
+            prints = [side_file(folder)[0].get("fingerprint") for folder in folders]
+            shared, of = _shared(*folders, *prints) if all(prints) else (0, 1)
+        if shared:
+            which = "the images" if shared == of else f"{shared} of {of} images"
+            text = f"{which} of `data.val` are in `data.train` of {it.name}, too: accuracy on them says little"
+            yield span, text, "evaluate on images that it never trains on"
 
 
 def _resizes(transform: Transform) -> bool:
