@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 from stagerun.base import recipe
 from stagerun.base.errors import Problem, Problems, RecipeError, Span, StagerunError
@@ -134,7 +134,7 @@ def require_folders(schedule: recipe.Schedule) -> None:
 def look_at_classes(schedule: recipe.Schedule) -> list[Problem]:
     """Return `classes_problem` for the LMDBs on this machine; labels that no output has, and classes with another label in a validation set."""
     named = {source.path: class_names(source.path) for source in schedule.sources}
-    last = cache(lambda path: max(known(path, "labels")[1][0], default=-1) if known(path)[0] else -1)
+    last = cache(lambda path: max(chain(*known(path, "labels")[1]), default=-1))
     problems, others = dict[str, Problem](), Problems(schedule.files)
     for stage in schedule.stages:
         local = [(s.path, named[s.path]) for s in (stage.data.train, *stage.data.val) if s.path in named]

@@ -123,25 +123,16 @@ def doubtful_value(it: StageFacts) -> Doubts:
     solver, kind = it.solver, SOLVER_TYPES[it.solver.type]
     meaning, usual = kind.momentum_is or ("", 0.9)
     if "momentum" in kind.reads and not solver.momentum and it.stage.written("solver.momentum") is None:
-        what = (
-            f"{meaning} of type {solver.type}: {usual} is usual"
-            if meaning
-            else f"{solver.type} without it is rarely meant"
-        )
+        what = f"and {meaning} of type {solver.type}: " if meaning else ""
         second = "  momentum2: 0.999" if "momentum2" in kind.reads else ""
         hint = f"write `momentum: {usual}{second}`; Caffe's default is 0, and `momentum: 0` says that it is meant"
-        yield "type batch_size", f"{it.name}: momentum is 0, and {what}", hint
+        yield "type batch_size", f"{it.name}: momentum is 0, {what}{usual} is usual", hint
     if solver.type == "AdamW" and 0 < solver.weight_decay <= SGD_DECAY:
         text = f"{it.name}: weight_decay {solver.weight_decay:g} is for SGD, whose learning rate is a hundred times AdamW's"
-        yield (
-            "weight_decay",
-            text,
-            "`weight_decay: 0.05` is usual for AdamW, with `param { kind: BIAS_AND_NORM decay_mult: 0 }`",
-        )
+        hint = "`weight_decay: 0.05` is usual for AdamW, with `param { kind: BIAS_AND_NORM decay_mult: 0 }`"
+        yield "weight_decay", text, hint
     if solver.type in ("Adam", "AdamW") and it.peak >= SGD_RATE:
-        text = (
-            f"{it.name}: a learning rate of {it.peak:.4g} is for SGD: {solver.type} moves every weight by about as much"
-        )
+        text = f"{it.name}: a learning rate of {it.peak:.4g} is for SGD: {solver.type} moves a weight by about as much"
         yield "base_lr", text, "`base_lr: 0.001` is usual, less from trained weights"
     updates = solver.max_iter // solver.ema_interval
     first = 0.0 if solver.ema_decay is None else solver.ema_decay**updates
@@ -228,8 +219,8 @@ def _usual(it: StageFacts) -> str:
     """Return the normalisation that published weights need, else that of the stage's images; '' if both are unknown."""
     if (published := _published(it)) is not None:
         return published.numbers
-    means, deviations = zip(*_statistics(it), strict=True) if _statistics(it) else ((), ())
-    return _numbers([("mean_value", (round(m, 1) for m in means)), ("std_value", (round(d, 1) for d in deviations))])
+    own = [(round(mean, 1), round(deviation, 1)) for mean, deviation in _statistics(it)]
+    return _numbers([("mean_value", (mean for mean, _ in own)), ("std_value", (deviation for _, deviation in own))])
 
 
 def _is_published(it: StageFacts) -> bool:
@@ -305,10 +296,12 @@ def far_mean(it: StageFacts) -> Doubts:
 @lru_cache(maxsize=16)
 def _shared(train: str, val: str, *fingerprints: object) -> tuple[int, int]:
     """Return how many of the first records of `val` are records of `train`, and how many were looked at, by the digests in their side files."""
-    (_, (tested,)), (_, (trained,)) = side_file(val, "digests", most=2000), side_file(train, "digests")
-    seen = set(zip(trained[::2], trained[1::2], strict=True))
-    pairs = list(zip(tested[::2], tested[1::2], strict=True))
-    return sum(pair in seen for pair in pairs), len(pairs)
+    with suppress(ValueError):  # a side file that is written at this moment
+        (_, (tested,)), (_, (trained,)) = side_file(val, "digests", most=2000), side_file(train, "digests")
+        seen = set(zip(trained[::2], trained[1::2], strict=True))  # a digest is two numbers of 32 bits
+        pairs = list(zip(tested[::2], tested[1::2], strict=True))
+        return sum(pair in seen for pair in pairs), len(pairs)
+    return 0, 1
 
 
 def same_images(stages: Sequence[StageFacts]) -> Found:
