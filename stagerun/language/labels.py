@@ -150,7 +150,7 @@ def look_at_classes(schedule: recipe.Schedule) -> list[Problem]:
             if ignored_in(stage) == ALL_COUNT:
                 others.add(span, text, hint)
         pairs = list(zip(named.get(trained, ()), named.get(source.path, ()), strict=False))
-        if any(one != other for one, other in pairs) and not is_class_folder(trained):
+        if any(one != other for one, other in pairs) and not any(map(is_class_folder, (trained, source.path))):
             text = _difference(trained, [one for one, _ in pairs], source.path, [other for _, other in pairs])
             others.add(span, text, "import both from the same class folders: labels count them by name")
     return [*problems.values(), *others.all()]

@@ -102,9 +102,8 @@ def named_sources(schedule: Schedule) -> Iterator[tuple[Stage, str, Source]]:
 
 
 def _published(name: str) -> Preprocessing | None:
-    from stagerun.models.vision import (
-        published_preprocessing,
-    )  # loads torch, for schedules that start from published weights
+    """Load torch, for schedules that start from published weights."""
+    from stagerun.models.vision import published_preprocessing
 
     return published_preprocessing(name)
 
