@@ -49,7 +49,7 @@ def evaluate(
 ) -> None:
     """Evaluates a snapshot: top-1, top-5 and loss over the validation images.
 
-    SNAPSHOT is a snapshot's directory, or with --out the name of a snapshot, of a stage, or of an ensemble that averages weights; its recipe
+    SNAPSHOT is a snapshot's directory, or with --out the name of a snapshot, of a stage (`trunk`; `trunk@best`, `trunk@ema`), or of an ensemble that averages weights; its recipe
     names images and transform. DIR, a schedule's folder or an output folder, stands for the end of every finished stage; the schedule names
     images and transform.
 
@@ -68,6 +68,7 @@ def evaluate(
         stored = stored_weights(what, overrides, stage, options.weights, options.data)
         evaluations = _shown(stored, None, options)
         return show(json.dumps({"evaluations": evaluations, "failed": []}, indent=1)) if options.as_json else None
+    options = replace(options, forward=options.forward.meant_by(what, stage))
     stages, schedule = choose(what, overrides, out, stage)
     rows: list[dict[str, Any]] = []
     errors: dict[str, StagerunError] = {}  # by snapshot; a failure doesn't hide the others' numbers
