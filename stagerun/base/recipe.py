@@ -30,7 +30,7 @@ class Origin:
 # Keys in a stage's identity, besides its fields.
 FROM_ITER = "from_iter"  # the parent's iteration that it starts from, or BEST; missing for the parent's end
 FROM_WEIGHTS = "from_weights"  # EMA if it starts from the parent's averaged weights
-FOLLOWED = "followed"  # a stage starts from its best evaluation, which its snapshots then record
+FOLLOWED = "best_evaluation"  # a stage starts from its best evaluation, which its snapshots then record
 BEST, EMA = "best", "ema"  # after the `@` of a start
 # Prefix of the keys of the average that a stage starts from: its rule, shape and `batch_norm_iter`, the members' iterations, and, only in a
 # plan, their ids.

@@ -56,9 +56,8 @@ def schedule_of(
         digests = {recipe.LABELS: data.train.labels_digest, recipe.NET: model.net and values.net_digest(model.net)}
         follows = [n for n in order if (n.parent, n.parent_at) == (node.name, recipe.BEST)]
         if follows:
-            facts.append(
-                Fact(recipe.FOLLOWED, "true", True, recipe.Origin("true", "schedule", follows[0].parent_place))
-            )
+            origin = recipe.Origin("recorded", "schedule", follows[0].parent_place)
+            facts.append(Fact(recipe.FOLLOWED, origin.text, True, origin))
         tested = solver.early_stop is not None or bool(follows)
         if tested and data.val:
             digests[recipe.TESTED_LABELS] = data.val[0].labels_digest

@@ -30,7 +30,7 @@ def check_starts(schedule: Block, nodes: Sequence[Node], settings: Mapping[str, 
             continue
         with suppress(Doubtful):
             block = settings[name]
-            view, sync, lacks, hint = View(block), View(block).view("sync_param"), "", "remove it"
+            view, sync, lacks, hint = View(block), View(block).view("sync_param"), "", ""
             if node.parent_at == recipe.EMA:
                 lacks = "" if view.has("ema_decay") else "has no `ema_decay`"
                 hint = f"write `ema_decay: 0.999` in `{name}`, or start from `{name}`: its trained weights"
@@ -39,9 +39,9 @@ def check_starts(schedule: Block, nodes: Sequence[Node], settings: Mapping[str, 
             elif not view.asks("test_interval"):
                 lacks, hint = "has no evaluations inside", f"for example, write `test_epoch: 1` in `{name}`"
             elif view.has("solverstate"):
-                lacks = "begins with a `solverstate`, which lacks the evaluations before it"
+                lacks, hint = "begins with a `solverstate`, which has no evaluations", f"write `{name}@ITERATION`"
             elif sync is not None and sync.text("method") == "ASYNC":
-                lacks, hint = "has `method: ASYNC`, whose evaluations are not reproducible", "write `method: LOCAL`"
+                lacks, hint = "has `method: ASYNC`, whose bits vary", "write `method: LOCAL`"
             if lacks:
                 message = f"stage `{node.shown}` starts from `{name}@{node.parent_at}`, and `{name}` {lacks}"
                 problems.add(span, message, hint)

@@ -255,6 +255,9 @@ def why_stale(
         change_of(field, newest, stage) for field in changed if field not in (FROM_ITER, TEACHER, AVERAGE_OF)
     )
     images = images_changed(newest, stage, schedule)
+    if FOLLOWED in changed:
+        keeps = f'`from: "{stage.name}@ITERATION"` keeps it'
+        return f"it was trained before a stage started from its best evaluation ({keeps})", changes
     if changes:
         why = "its definition has changed since it was trained: it was edited, or `run` had a --set missing here"
         if changed == [MAX_ITER] and newest.iter < stage.solver.max_iter and (differs := what_differs(newest, stage)):
