@@ -130,7 +130,8 @@ def _derived(solver: recipe.Solver) -> dict[str, str]:
 
 
 def _counts(fact: Fact, solver: recipe.Solver, tested: bool) -> bool:
-    """Return whether the stage's snapshots depend on the fact; `tested`: also on evaluations. A stage's images and network are in its identity under the schedule's names."""
+    """Return whether the stage's snapshots depend on the fact; `tested`: also on evaluations. A stage's images and network are in its
+    identity under the schedule's names."""
     if tested and build.is_tested(fact.key):
         return True
     renamed = ("solver.data.", "solver.model.")

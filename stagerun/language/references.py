@@ -1,4 +1,4 @@
-"""Stages that refer to others: by `@best` and `@ema`, ensembles with their members, students with their teachers (`loss { type: DISTILL }`). Pure."""
+"""Stages that refer to others: by `@best` and `@ema`, as members of ensembles, and as teachers (`loss { type: DISTILL }`). Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

@@ -188,11 +188,8 @@ def _details(plan: Plan, planned: PlannedStage) -> Iterator[str]:
         yield from carried_changes(schedule, stage)
     yield from (f"saved and kept at {where}" for where in _kept_at(schedule, stage))
     if best := schedule.best_of(stage.name):
-        at = (
-            f"iteration {planned.end.best or planned.end.iter}"
-            if planned.end is not None
-            else "iteration not known yet"
-        )
+        end = planned.end
+        at = "iteration not known yet" if end is None else f"iteration {end.best or end.iter}"
         yield f"saved at each evaluation, and kept at the best, {at}, for {', '.join(best)}"
     if planned.why:
         yield f"{planned.state.value}: {planned.why}"

@@ -354,9 +354,8 @@ class Keeper:
         that `on_nan: ROLLBACK` would restore now, which may be older than those written by stops.
         """
         branches, refs = self.schedule.branch_points(training.name), inventory.of(training.name)
-        pinned = {ref.id for ref in refs if ref.iter in (*branches, refs[-1].best)} | {
-            ref.parent for ref in inventory.snapshots
-        }
+        pinned = {ref.parent for ref in inventory.snapshots}
+        pinned |= {ref.id for ref in refs if ref.iter in (*branches, refs[-1].best)}
         if not finished:
             pinned |= {ref.id for ref in refs if changed_fields(ref, training)}
             if training.solver.on_nan is OnNan.ROLLBACK and refs:

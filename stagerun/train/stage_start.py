@@ -42,10 +42,10 @@ def start_stage(run: StageRun) -> Generator[Event, None, Started | None]:
             return None
         run.files = files or None
     elif stage.parent_at == EMA and run.planned.state is State.FRESH and run.files is not None:
-        averaged = decode(run.files[WEIGHTS]) | decode(
-            run.files[AVERAGE]
-        )  # which lacks the counts of BatchNorm's iterations
-        run.files = {**run.files, WEIGHTS: encode(averaged)}
+        averaged = encode(
+            decode(run.files[WEIGHTS]) | decode(run.files[AVERAGE])
+        )  # counts of iterations have no average
+        run.files = {**run.files, WEIGHTS: averaged}
     state, bits = restored(run), worker.environment(stage)
     exchange = exchange_of(state, stage.solver, worker.schedule.determinism, worker.comm)
     yield _started(run, exchange)

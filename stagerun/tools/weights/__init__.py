@@ -125,9 +125,7 @@ def _named(name: str, out: Path) -> Path:
     inventory = store.inventory(DISK, out)
     stage, at = _stage_at(name)
     end = _newest_end(inventory, stage)
-    if at == BEST:
-        end = _best(end or next(reversed(inventory.of(stage)), None), inventory, out)
-    if end is not None:
+    if end := _best(end or next(reversed(inventory.of(stage)), None), inventory, out) if at == BEST else end:
         return snapshots_folder(out) / end.name
     if os.path.isdir(snapshots_folder(average)) and (networks := store.inventory(DISK, average).snapshots):
         return snapshots_folder(average).resolve() / networks[-1].name
@@ -152,16 +150,15 @@ def _best(newest: SnapshotRef | None, inventory: Inventory, out: Path) -> Snapsh
     if none does, the first of the best among those kept, by the log. None if none was evaluated."""
     if newest is None:
         return None
-    scores, metric = dict[int, float](), newest.identity.get("solver.early_stop.metric")
-    for _, event in Log(out / LOG, lambda name: name == "Tested") if not newest.best else ():
+    scores, metric = dict[int, float](), newest.identity.get("solver.early_stop.metric", "TOP1")
+    for _, event in Log(out / LOG, lambda name: name == "Tested"):
         if isinstance(event, Tested) and event.stage == (newest.trained_as or newest.stage) and not event.ema:
-            score = {"LOSS": -event.loss, "MAP": event.mean_ap}.get(metric or "", event.top1)
+            score = {"LOSS": -event.loss, "MAP": event.mean_ap}.get(metric, event.top1)
             scores[event.iter] = -math.inf if score is None or math.isnan(score) else score
-    if newest.best:
-        scores = {newest.best: 0.0}
-    kept = [r for r in inventory.of(newest.stage) if r.parent == newest.parent and r.identity == newest.identity]
-    kept = sorted((ref for ref in kept if ref.iter in scores), key=lambda ref: ref.iter)
-    return max(kept, key=lambda ref: scores[ref.iter], default=None)
+    scores = {newest.best: 0.0} if newest.best else scores
+    kept = [r for r in inventory.of(newest.stage) if (r.parent, r.identity) == (newest.parent, newest.identity)]
+    tested = [ref for ref in kept if ref.iter in scores]
+    return max(tested, key=lambda ref: (scores[ref.iter], -ref.iter), default=None)
 
 
 def _newest_end(inventory: Inventory, stage: str) -> SnapshotRef | None:

@@ -53,8 +53,8 @@ class ExportOptions:
 def export(snapshot: str = argument("SNAPSHOT"), file: str = argument("FILE"), *, options: ExportOptions) -> None:
     """Writes a snapshot's network to FILE for other programs, and prints what it expects of images.
 
-    SNAPSHOT is a snapshot's directory, or with --out the name of a snapshot, of a stage (`trunk`; `trunk@best`, `trunk@ema`), or of an ensemble that averages weights. The ending
-    of FILE is the format:
+    SNAPSHOT is a snapshot's directory, or with --out the name of a snapshot, of a stage (`trunk`; `trunk@best`, `trunk@ema`), or of an ensemble
+    that averages weights. The ending of FILE is the format:
 
     \b
     .safetensors  weights by torchvision's names, and metadata on images and network

@@ -88,8 +88,8 @@ class Counted:
 
 
 class EarlyStop:
-    """`early_stop` and `@best`: follows the evaluations of the trained weights, and marks the end of the stage in `state.best`, where the loop looks.
-    All ranks have the same scores."""
+    """`early_stop` and `@best`: follows the evaluations of the trained weights in `state.best`, and marks there the end of the stage, for the
+    loop. All ranks have the same scores."""
 
     def __init__(self, run: "StageRun", state: TrainState) -> None:
         self.stage, self.state, self.rule = run.stage, state, run.worker.schedule.followed(run.stage)
