@@ -91,7 +91,8 @@ def broken_chains(schedule: Schedule, courses: Mapping[str, Course]) -> list[str
             # The newest proof up to the start: `early_stop` may have ended the parent, or it had been longer when this stage was added.
             proofs = courses.get(stage.parent, Course()).proofs.values()
             ends = [p.chain for p in reversed(proofs) if p.iter <= schedule.start_iter(stage)]
-            for first in [*courses.get(stage.name, Course()).proofs.values()][: stage.parent_at == BEST]:  # from any
+            first = next(iter(courses.get(stage.name, Course()).proofs.values()), None)
+            if stage.parent_at == BEST and first is not None:  # the iteration is not in the log
                 ends = [end for end in ends if chained(end, first.iter, first.state) == first.chain]
             chain = next(iter(ends), "")
         for proof in courses.get(stage.name, Course()).proofs.values():

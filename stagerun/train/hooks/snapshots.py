@@ -99,7 +99,7 @@ class Snapshots:
         """Save the state, and yield where the run stops."""
         iter, reason, lost = self.state.iter, event.reason, ""
         if self._lacks_test():
-            lost = "the last iterations are trained again, before their evaluation"
+            lost = "the evaluation at the end is missing, so later iterations are not kept"
         elif self.run.stage.solver.on_nan is OnNan.ROLLBACK and not finite(self.state):
             # The update overflowed, and no loss has shown it yet. Don't save: the next process retrains this stretch from the previous
             # snapshot, and rolls back too.
