@@ -15,7 +15,7 @@ from stagerun.base.images import Data, Import, Source, each_once, message
 from stagerun.base.proto.enums_pb2 import *  # noqa: F403
 from stagerun.base.proto.enums_pb2 import Determinism, EnsembleRule, LossType
 from stagerun.base.settings import *  # noqa: F403
-from stagerun.base.settings import PROTO, Model, Solver
+from stagerun.base.settings import PROTO, EarlyStop, Metric, Model, Solver
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,10 @@ class Origin:
 
 
 # Keys in a stage's identity, besides its fields.
-FROM_ITER = "from_iter"  # the parent's iteration that it starts from; missing for the parent's end
+FROM_ITER = "from_iter"  # the parent's iteration that it starts from, or BEST; missing for the parent's end
+FROM_WEIGHTS = "from_weights"  # EMA if it starts from the parent's averaged weights
+FOLLOWED = "best_evaluation"  # a stage starts from its best evaluation, which its snapshots then record
+BEST, EMA = "best", "ema"  # after the `@` of a start
 # Prefix of the keys of the average that a stage starts from: its rule, shape and `batch_norm_iter`, the members' iterations, and, only in a
 # plan, their ids.
 AVERAGE = "average."
@@ -53,7 +56,8 @@ FLOAT_DATA = "float_data"  # instead of the name of a file with labels: the Datu
 @message
 class Stage:
     """A node of the tree. `parent`: None for a stage that starts from fresh weights; `parent_iter`: the parent's
-    iteration that it starts from, None for the parent's end. `average`: the ensemble whose averaged weights it starts
+    iteration that it starts from, None for the parent's end; `parent_at`: BEST, whose `parent_iter` only a plan knows, once
+    the parent has ended, or EMA. `average`: the ensemble whose averaged weights it starts
     with; `parent` is then its last member, after which it continues the data stream. `group`: the block in
     schedule.prototxt if that makes several stages. A stage below a disabled one is disabled. `data`: the schedule's,
     with the images of this stage. `identity` maps each field that snapshots depend on, including shared ones
@@ -63,6 +67,7 @@ class Stage:
     name: str
     parent: str | None
     parent_iter: int | None = None
+    parent_at: str | None = None
     average: str | None = None
     enabled: bool = PROTO
     group: str | None = None
@@ -76,8 +81,8 @@ class Stage:
     @property
     def starts_from(self) -> str:
         """Return the start as in `from`: `main`, `main@7638`, an ensemble, '' for fresh weights."""
-        at = f"@{self.parent_iter}" if self.parent_iter is not None else ""
-        return self.average or f"{self.parent or ''}{at}"
+        at = self.parent_at if self.parent_iter is None else self.parent_iter
+        return self.average or (self.parent or "") + (f"@{at}" if at is not None else "")
 
     @property
     def begins(self) -> int:
@@ -225,3 +230,19 @@ class Schedule:
         points = {(s.parent, s.parent_iter) for s in self.stages}
         points |= {point for ensemble in self.ensembles for point in ensemble.points}
         return tuple(sorted(iter for stage, iter in points if stage == name and iter is not None and iter < last))
+
+    def saved_at(self, name: str) -> tuple[int, ...]:
+        """Return the `branch_points`, and each evaluation of a stage whose best one another stage starts from."""
+        solver, points = self.stage(name).solver, self.branch_points(name)
+        if not self.best_of(name) or not solver.test_interval:
+            return points
+        return tuple(sorted({*points, *range(solver.test_interval, solver.max_iter, solver.test_interval)}))
+
+    def best_of(self, name: str) -> list[str]:
+        """Return the stages that start from the best evaluation of a stage."""
+        return [stage.name for stage in self.stages if (stage.parent, stage.parent_at) == (name, BEST)]
+
+    def followed(self, stage: Stage) -> EarlyStop | None:
+        """Return the rule that finds the best evaluation of a stage, if that counts: its `early_stop`, or one that never ends it."""
+        never = EarlyStop(metric=Metric.TOP1, patience_iter=1 << 60)
+        return stage.solver.early_stop or (never if self.best_of(stage.name) else None)

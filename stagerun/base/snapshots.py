@@ -21,6 +21,7 @@ class SnapshotRef:
     keeps its first name in ids, so that retraining gives the same ids. (attempt, serial) orders snapshots without a clock; `serial` counts
     the snapshots of a process life from 1, and is 0 in older versions. `skipped`: images that `on_nan: ROLLBACK` left out along the path of
     ancestors. `began_empty`: the folder was empty when its process life began. `ended`: `early_stop` ended its stage with it.
+    `best`: the iteration of the best evaluation so far, 0 unless a stage starts from it.
     """
 
     name: str
@@ -38,6 +39,7 @@ class SnapshotRef:
     skipped: int = 0
     began_empty: bool = False
     ended: bool = False
+    best: int = 0
 
     @property
     def begun_as(self) -> str:

@@ -44,6 +44,7 @@ class StageLoop:
     on_nan: OnNan = OnNan.STOP
     max_nan: int = 1
     tests_first: bool = False  # an evaluation comes before the snapshot of its iteration, since it may end the stage
+    tests_last: bool = False  # the evaluation of the last iteration counts, too: it may be the best
     plateau: Solver | None = None  # of lr_policy `plateau`: `knobs` then also takes the number of drops
 
 
@@ -127,14 +128,14 @@ def train(
 def overdue(loop: StageLoop, state: TrainState) -> Iterator[TestDue]:
     """Yield the evaluation that is due where the stage resumes, if the snapshot was written before it."""
     tested = state.best.tested if loop.tests_first else state.tested
-    if tested < state.iter and due(state.iter, loop.test_interval, loop.max_iter):
+    if tested < state.iter and test_due(loop, state.iter):
         yield TestDue(stage=loop.stage, iter=state.iter)
 
 
 def whats_due(loop: StageLoop, state: TrainState) -> Iterator[SnapshotDue | TestDue]:
     """The snapshot first, which is then written in the background during the evaluation: a kill repeats the evaluation, not training. An
     evaluation that may end the stage comes before: its last snapshot must record that, and each iteration has only one."""
-    tests = due(state.iter, loop.test_interval, loop.max_iter)
+    tests = test_due(loop, state.iter)
     if tests and loop.tests_first:
         yield TestDue(stage=loop.stage, iter=state.iter)
         if state.best.ended:
@@ -169,7 +170,12 @@ def iterated(loop: StageLoop, iter: int, outcome: Outcome, knobs: Knobs, seconds
 
 def saves(loop: StageLoop, iter: int) -> bool:
     """Return whether a snapshot other than a stop's may be taken after `iter` updates: one is due, or an evaluation may end the stage."""
-    return snapshot_due(loop, iter) or (loop.tests_first and due(iter, loop.test_interval, loop.max_iter))
+    return snapshot_due(loop, iter) or (loop.tests_first and test_due(loop, iter))
+
+
+def test_due(loop: StageLoop, iter: int) -> bool:
+    """Return whether an evaluation is due after `iter` updates, inside the stage or with `tests_last` at its end."""
+    return due(iter, loop.test_interval, 0 if loop.tests_last else loop.max_iter)
 
 
 def snapshot_due(loop: StageLoop, iter: int) -> bool:

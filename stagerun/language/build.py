@@ -24,7 +24,7 @@ from stagerun.schedule import POLICIES, own_fields
 
 # Messages that exist without being written; for other messages, absence differs from all defaults.
 ALWAYS = {"batch_norm_param", "carry", "transform_param", "resize_param", "outer"}
-# Fields that training depends on only with `early_stop`; a message includes its fields.
+# Fields that training depends on only with `early_stop` or `@best`; a message includes its fields.
 TESTED = ("solver.test_interval", "solver.test_iter", "solver.test_transform_param", "data.val.images")
 # Fields that are not facts: the stages have their contents.
 SKIPPED = {"clear", "solver", "stage", "ensemble"}
@@ -305,10 +305,10 @@ def completed(identity: Mapping[str, str]) -> dict[str, str]:
     longer count: an upgrade is not a difference. Unknown names stay. A default that follows from other fields is stated
     as `none`: fields of that kind are as old as snapshots."""
     policy = identity.get("solver.lr_policy", "").strip('"')
-    stops_early = "solver.early_stop.metric" in identity
+    follows = "solver.early_stop.metric" in identity or recipe.FOLLOWED in identity
 
     def counts(key: str) -> bool:
-        return values.identity(key, policy) or (stops_early and is_tested(key))
+        return values.identity(key, policy) or (follows and is_tested(key))
 
     both = *facts(SCHEDULE, None, "", {}, "", identity), *facts(SOLVER, None, "solver.", {}, "", identity)
     defaults = {fact.key: fact.text for fact in both if counts(fact.key) and not values.omitted_default(fact.key)}

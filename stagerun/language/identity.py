@@ -54,7 +54,12 @@ def schedule_of(
         facts += [*_last_used(node, data, solver, made, block), *_start_facts(node, block)]
         origins = {fact.key: fact.origin for fact in facts}
         digests = {recipe.LABELS: data.train.labels_digest, recipe.NET: model.net and values.net_digest(model.net)}
-        if solver.early_stop is not None and data.val:
+        follows = [n for n in order if (n.parent, n.parent_at) == (node.name, recipe.BEST)]
+        if follows:
+            origin = recipe.Origin("recorded", "schedule", follows[0].parent_place)
+            facts.append(Fact(recipe.FOLLOWED, origin.text, True, origin))
+        tested = solver.early_stop is not None or bool(follows)
+        if tested and data.val:
             digests[recipe.TESTED_LABELS] = data.val[0].labels_digest
         facts += [Fact(key, digest, True, origins[_NAMED_BY[key]]) for key, digest in digests.items() if digest]
         made[node.name] = recipe.Stage(
@@ -63,10 +68,11 @@ def schedule_of(
             model=model,
             data=data,
             solver=solver,
-            identity={fact.key: fact.text for fact in facts if _counts(fact, solver)},
+            identity={fact.key: fact.text for fact in facts if _counts(fact, solver, tested)},
             origins={fact.key: _in_layer(fact.origin, block, context) for fact in facts},
             span=node.place,
             parent_iter=node.parent_iter,
+            parent_at=node.parent_at,
             average=node.average,
             enabled=node.enabled,
             group=node.group,
@@ -123,9 +129,10 @@ def _derived(solver: recipe.Solver) -> dict[str, str]:
     return derived
 
 
-def _counts(fact: Fact, solver: recipe.Solver) -> bool:
-    """Return whether the stage's snapshots depend on the fact. A stage's images and network are in its identity under the schedule's names."""
-    if solver.early_stop is not None and build.is_tested(fact.key):
+def _counts(fact: Fact, solver: recipe.Solver, tested: bool) -> bool:
+    """Return whether the stage's snapshots depend on the fact; `tested`: also on evaluations. A stage's images and network are in its
+    identity under the schedule's names."""
+    if tested and build.is_tested(fact.key):
         return True
     renamed = ("solver.data.", "solver.model.")
     return fact.identity and not f"{fact.key}.".startswith(renamed) and values.is_read(fact.key, solver.lr_policy)
@@ -135,9 +142,9 @@ def _start_facts(node: Node, block: Block) -> Iterator[Fact]:
     """Yield the facts besides fields that a stage depends on: its start, and files and snapshots, which only have an
     origin so far. The iteration of the parent is in a snapshot's id, too, but only as long as the parent's snapshot
     exists."""
-    if node.parent_iter is not None:
-        origin = recipe.Origin(f"{node.parent}@{node.parent_iter}", "schedule", node.parent_place)
-        yield Fact(recipe.FROM_ITER, str(node.parent_iter), True, origin)
+    if (at := node.parent_at or node.parent_iter) is not None:
+        key = recipe.FROM_WEIGHTS if at == recipe.EMA else recipe.FROM_ITER
+        yield Fact(key, str(at), True, recipe.Origin(f"{node.parent}@{at}", "schedule", node.parent_place))
     if node.teacher is not None:
         yield Fact(recipe.TEACHER, "", False, recipe.Origin(node.teacher, "stage", node.teacher_place))
     for value in block.entries["clear"].values if "clear" in block.entries else ():

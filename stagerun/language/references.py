@@ -1,4 +1,4 @@
-"""Stages that refer to others: ensembles with their members, and students with their teachers (`loss { type: DISTILL }`). Pure."""
+"""Stages that refer to others: by `@best` and `@ema`, as members of ensembles, and as teachers (`loss { type: DISTILL }`). Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +18,34 @@ from stagerun.language.rules.rule import Around, Message, Rule, run
 from stagerun.language.stages import Ends, Node, all_named, groups, members_of, names_of, some, stages_of, with_disabled
 from stagerun.language.tree import Block, Doubtful, Value, View, seen_by
 from stagerun.language.values import differing, text
+
+# -- `from: "trunk@best"`, `from: "trunk@ema"`
+
+
+def check_starts(schedule: Block, nodes: Sequence[Node], settings: Mapping[str, Block], problems: Problems) -> None:
+    """Report starts from the best evaluation, or the averaged weights, of a stage that has none."""
+    for node in nodes:
+        name, span = node.parent, node.parent_place
+        if node.parent_at is None or name is None or span is None or name not in settings:
+            continue
+        with suppress(Doubtful):
+            block = settings[name]
+            view, sync, lacks, hint = View(block), View(block).view("sync_param"), "", ""
+            if node.parent_at == recipe.EMA:
+                lacks = "" if view.has("ema_decay") else "has no `ema_decay`"
+                hint = f"write `ema_decay: 0.999` in `{name}`, or start from `{name}`: its trained weights"
+            elif not View(seen_by(block, schedule)).inside("data").has("val"):
+                lacks, hint = "has no `data.val` to evaluate", "write `val { source: ... }` in `data`"
+            elif not view.asks("test_interval"):
+                lacks, hint = "has no evaluations inside", f"for example, write `test_epoch: 1` in `{name}`"
+            elif view.has("solverstate"):
+                lacks, hint = "begins with a `solverstate`, which has no evaluations", f"write `{name}@ITERATION`"
+            elif sync is not None and sync.text("method") == "ASYNC":
+                lacks, hint = "has `method: ASYNC`, whose bits vary", "write `method: LOCAL`"
+            if lacks:
+                message = f"stage `{node.shown}` starts from `{name}@{node.parent_at}`, and `{name}` {lacks}"
+                problems.add(span, message, hint)
+
 
 # -- ensembles
 

@@ -85,6 +85,7 @@ class Folder:
         for block in settings.values():
             channels = View(seen_by(block, schedule)).known("model", "channels")
             self.nets.check_means(block, channels, partial(build.path_of, self.root))
+        references.check_starts(schedule, nodes, settings, problems)
         references.check_ensembles(schedule, nodes, settings, ends, problems)
         references.check_teachers(nodes, schedule, settings, self.nets, partial(self._images, schedule), problems)
         digests = labels.check(View(schedule), settings, self.labels, partial(posixpath.join, self.shown), problems)

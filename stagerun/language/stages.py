@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from stagerun.base.errors import Problems, Span, nearest
+from stagerun.base.recipe import BEST, EMA
 from stagerun.base.text import listed
 from stagerun.language import ranges
 from stagerun.language.lexer import shown
@@ -23,7 +24,8 @@ _ITERATION = re.compile(r"0*([1-9][0-9]{0,17})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A stage as schedule.prototxt has it. `parent`: a name, None for fresh weights; `parent_iter`: the iteration after the `@`. `file`:
+    """A stage as schedule.prototxt has it. `parent`: a name, None for fresh weights; `parent_iter`: the iteration after the `@`,
+    `parent_at`: BEST or EMA instead. `file`:
     relative to the schedule's folder, None if `solver` (its `solver_param`) replaces it, or after a mistake. `file_place`: for a message
     that the file can't be read; if `filled`, by sweeps, the file may be missing. `group`: the name of the block if it makes several
     stages; `sweep`: the changes of the stage's entry in it. A stage below a disabled one is disabled.
@@ -36,6 +38,7 @@ class Node:
     parent: str | None = None
     parent_place: Span | None = None  # None if the parent is not written
     parent_iter: int | None = None
+    parent_at: str | None = None
     enabled: bool = True
     group: str | None = None
     sweep: Block | None = None
@@ -157,7 +160,7 @@ def _start_name(node: Node) -> str:
     """Return the part of a stage's name that names its start."""
     if node.parent is None:
         return "seed"
-    return node.parent if node.parent_iter is None else f"{node.parent}_{node.parent_iter}"
+    return "_".join(filter(None, (node.parent, node.parent_at or str(node.parent_iter or ""))))
 
 
 def _starts(block: Block, node: Node, above: Sequence[Node], problems: Problems) -> list[Node]:
@@ -173,8 +176,10 @@ def _starts(block: Block, node: Node, above: Sequence[Node], problems: Problems)
     starts = []
     for value in entry.values:
         parent, mark, digits = str(value.value).partition("@")
-        iter = _iteration(value, node.name, parent, digits, problems) if mark else None
-        starts.append(replace(node, parent=parent or None, parent_place=value.span, parent_iter=iter))
+        word = digits if parent and digits in (BEST, EMA) else None
+        iter = _iteration(value, node.name, parent, digits, problems) if mark and word is None else None
+        start = replace(node, parent=parent or None, parent_place=value.span, parent_iter=iter, parent_at=word)
+        starts.append(start)
     return starts
 
 
@@ -185,7 +190,7 @@ def _iteration(value: Value, name: str, parent: str, digits: str, problems: Prob
         hint = 'write `from: "NAME@ITERATION"`; `from: ""` is fresh weights'
         problems.add(value.span, f"stage `{name}` starts from an iteration without a stage", hint)
     elif number is None:
-        hint = f'write `from: "{parent}@7638"` for `{parent}` after 7638 of its iterations'
+        hint = f'write `from: "{parent}@7638"` for `{parent}` after 7638 of its iterations, or `@best`, `@ema`'
         if digits and not digits.strip("0"):
             hint = f"write the start of `{parent}` instead of `{parent}` at 0"
         problems.add(value.span, f"`{shown(digits)}` after the `@` is not a number of iterations, 1 or more", hint)
@@ -244,8 +249,9 @@ def _from_average(
 ) -> Node:
     """Return the node that starts with an ensemble's averaged weights. Mistakes in the ensemble are reported elsewhere."""
     averaged: list[tuple[str, Sequence[int | None]]] = []
-    if node.parent_iter is not None:
-        message = f"stage `{node.name}` starts from iteration {node.parent_iter} of `{name}`, which is an ensemble"
+    if node.parent_iter is not None or node.parent_at is not None:
+        at = f"iteration {node.parent_iter}" if node.parent_at is None else f"`@{node.parent_at}`"
+        message = f"stage `{node.name}` starts from {at} of `{name}`, which is an ensemble"
         problems.add(span, message, f'an ensemble has no iterations: write `from: "{name}"`')
     elif ensemble.text("rule") == "WEIGHT_AVERAGE":
         averaged = members_of(ensemble, nodes)
@@ -253,7 +259,7 @@ def _from_average(
         message = f"stage `{node.shown}` starts from ensemble `{name}`, which has no weights"
         problems.add(span, message, "write `rule: WEIGHT_AVERAGE` in the ensemble, or start from one of its members")
     if not averaged:
-        return replace(node, parent=None, parent_iter=None)
+        return replace(node, parent=None, parent_iter=None, parent_at=None)
     stage, iters = averaged[-1]
     return replace(node, parent=stage, parent_iter=iters[-1], average=name, averaged=tuple(dict(averaged)))
 

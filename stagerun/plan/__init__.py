@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from stagerun.base.errors import Problems, RecipeError, ResumeRefused
-from stagerun.base.recipe import AVERAGE_OF, FILES, TEACHER, WEIGHTS_DIGEST, Schedule, Stage
+from stagerun.base.recipe import AVERAGE_OF, BEST, FILES, TEACHER, WEIGHTS_DIGEST, Schedule, Stage
 from stagerun.base.snapshots import Inventory, SnapshotRef, how_far
 from stagerun.plan.choice import Choice, choice, require_starts
 from stagerun.plan.counting import (
@@ -24,6 +24,7 @@ from stagerun.plan.counting import (
     MAX_ITER,
     Decision,
     Source,
+    best_of,
     change_of,
     changed_fields,
     claim_strangers,
@@ -31,6 +32,7 @@ from stagerun.plan.counting import (
     goes_beyond,
     length_before,
     source_at,
+    start_of,
     under,
     usable_snapshots,
     why_stale,
@@ -76,7 +78,9 @@ def _decide(
     """Decide about a stage; return also the inventory with the snapshots that belong to the stage under its name. `decided`: the decisions
     about earlier stages; `strangers`: names of snapshots that no stage has."""
     name, refs = stage.name, inventory.of(stage.name)
-    source = None if stage.parent is None else source_at(decided[stage.parent], stage.parent_iter, inventory)
+    if stage.parent is not None and stage.parent_at == BEST:
+        stage = replace(stage, parent_iter=best_of(decided[stage.parent]))
+    source = None if stage.parent is None else start_of(decided[stage.parent], stage, inventory)
     members = tuple(source_at(decided[of], iter, inventory) for of, iter in points_averaged(schedule, stage))
     teacher = None if stage.solver.teacher is None else end_of(decided[stage.solver.teacher])
     before, facts = refs[-1].identity if refs else {}, dict(stage.identity)
@@ -132,15 +136,17 @@ def _fresh(stage: Stage, source: Source | None, members: Collection[Source], tea
 
 def _left_off(stage: Stage, source: Source | None) -> tuple[int, int, bool]:
     """Return the stage's start in its training set: the images that the last ancestor with that set consumed, and the images that rollbacks left
-    out so far; and whether `early_stop` may still end an ancestor earlier."""
+    out so far; and whether an ancestor may still be left earlier, by `early_stop` or `@best`."""
+    below = stage
     while source is not None and not source.planned.stage.data.train.same(stage.data.train):
-        source = source.decision.source
+        below, source = source.planned.stage, source.decision.source
     if source is None or not stage.solver.carry_data:
         return 0, 0, False
     parent = source.planned
     length = parent.stage.solver.max_iter if parent.end is None else parent.end.iter  # `early_stop` may have ended it
     consumed = parent.position + (length if source.iter is None else source.iter) * parent.stage.solver.batch_size
-    open_end = source.iter is None and parent.end is None and parent.stage.solver.earliest_end < length
+    early = below.parent_at == BEST or parent.stage.solver.earliest_end < length
+    open_end = source.iter is None and parent.end is None and early
     skipped = source.ref.skipped if source.ref is not None else parent.skipped
     return consumed, skipped, parent.at_most or open_end
 

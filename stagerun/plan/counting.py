@@ -4,11 +4,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from stagerun.base import recipe
 from stagerun.base.recipe import (
     ABSENT,
     AVERAGE_MEMBERS,
     AVERAGE_OF,
+    BEST,
     FILES,
+    FOLLOWED,
     FROM_ITER,
     LAST_USED,
     TEACHER,
@@ -106,6 +109,23 @@ def source_at(decision: Decision, iter: int | None, inventory: Inventory) -> Sou
     return at._replace(alike=frozenset(alike))
 
 
+def best_of(decision: Decision) -> int | None:
+    """Return the iteration of the best evaluation of a stage, its end if none was a number; None before it has ended."""
+    end = decision.planned.end
+    return None if end is None else end.best or end.iter
+
+
+def start_of(decision: Decision, stage: Stage, inventory: Inventory) -> Source:
+    """Return the start of a stage in its parent."""
+    source = source_at(decision, stage.parent_iter, inventory)
+    if stage.parent_at == recipe.EMA:
+        return source._replace(alike=frozenset())  # it starts from that average
+    if stage.parent_at == BEST and stage.parent_iter is None and source.reproducible:
+        # The end is lost: then the same snapshot turns out the best again.
+        return source._replace(alike=frozenset(ref.id for ref in decision.usable))
+    return source
+
+
 # -- differences between a snapshot and its stage's current definition
 
 
@@ -163,6 +183,8 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
     ignored = {f"solver.{field}" for field, _ in unread(stage)}
 
     def changed(field: str) -> bool:
+        if field == FOLLOWED:  # a snapshot that records more is as good
+            return field not in had
         if field in ignored or has.get(field) == ABSENT:  # a package that this machine lacks
             return False
         if default := omitted_default(field):
@@ -233,6 +255,9 @@ def why_stale(
         change_of(field, newest, stage) for field in changed if field not in (FROM_ITER, TEACHER, AVERAGE_OF)
     )
     images = images_changed(newest, stage, schedule)
+    if FOLLOWED in changed:
+        keeps = f'`from: "{stage.name}@ITERATION"` keeps it'
+        return f"it was trained before a stage started from its best evaluation ({keeps})", changes
     if changes:
         why = "its definition has changed since it was trained: it was edited, or `run` had a --set missing here"
         if changed == [MAX_ITER] and newest.iter < stage.solver.max_iter and (differs := what_differs(newest, stage)):
@@ -267,7 +292,8 @@ def _other_start(
     if ref.parent == "":
         return f"it was trained from the seed, and now starts from `{now}`", ()
     if moved or before != parent.name:
-        old = label(before, ref.whole(FROM_ITER, 0) if FROM_ITER in ref.identity else None)
+        at = ref.identity.get(FROM_ITER)
+        old = label(before, at if at in (BEST, None) else ref.whole(FROM_ITER, 0))
         change = (change_of(FROM_ITER, ref, stage),) if moved else ()
         return f"it was trained from `{old}`, and now starts from `{now}`", change
     if source.refs:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from stagerun.base.errors import listing
 from stagerun.base.recipe import (
+    BEST,
     LossType,
     MomentumForm,
     Normalization,
@@ -198,8 +199,8 @@ def joints(schedule: Schedule, stage: Stage) -> list[Joint]:
 
 def jumps(schedule: Schedule, stage: Stage, joint: Joint) -> bool:
     """Return whether the rate jumps: a ramp should end at base_lr, whatever its last step; a child should continue at its parent's rate, except
-    after a `plateau`, whose drops are unknown."""
-    if not joint.iter and schedule.stage(joint.place).solver.lr_policy == "plateau":
+    after a `plateau`, whose drops are unknown, or from `@best`."""
+    if not joint.iter and (stage.parent_at == BEST or schedule.stage(joint.place).solver.lr_policy == "plateau"):
         return False
     due = stage.solver.base_lr if joint.iter else joint.before
     return abs(joint.after - due) > JUMP * due

@@ -65,7 +65,7 @@ def spent(schedule: Schedule, stage: Stage, speed: Speed, first: int, last: int)
     solver = stage.solver
     before = max(first + 1, min(last + 1, solver.max_iter))  # inner evaluations and snapshots are never due at the end
     snapshots = times(first, before, solver.snapshot)
-    for point in schedule.branch_points(stage.name):
+    for point in schedule.saved_at(stage.name):
         snapshots += first < point <= last and not (solver.snapshot and point % solver.snapshot == 0)
     return Spent(
         training=(last - first) * speed.iteration,

@@ -116,7 +116,7 @@ def needed(planned: PlannedStage) -> Weights | None:
     return planned.stage.solver.start if planned.state in (State.FRESH, State.STALE) else None
 
 
-def label(stage: str, iter: int | None) -> str:
+def label(stage: str, iter: int | str | None) -> str:
     """Return `main` or `main@7638`, as in `from`."""
     return stage if iter is None else f"{stage}@{iter}"
 

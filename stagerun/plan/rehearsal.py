@@ -104,6 +104,7 @@ def snapshots_on_disk(schedule: Schedule) -> int:
     for stage in (stage for stage in schedule.stages if stage.enabled):
         due = times(0, stage.solver.max_iter, stage.solver.snapshot)
         most += min(schedule.keep_snapshots, 1 + due) + len(schedule.branch_points(stage.name)) + 1
+        most += 1 if schedule.best_of(stage.name) else 0
     return most
 
 

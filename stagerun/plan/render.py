@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import PurePath
 
 from stagerun.base.errors import Problem
-from stagerun.base.recipe import DecayFrom, Determinism, Memory, Metric, Sampling, Schedule, Stage
+from stagerun.base.recipe import EMA, DecayFrom, Determinism, Memory, Metric, Sampling, Schedule, Stage
 from stagerun.base.text import apart, between, columns, count, listed
 from stagerun.base.units import epochs, sampling_text
 from stagerun.base.weights import Kind, place_of
@@ -187,6 +187,10 @@ def _details(plan: Plan, planned: PlannedStage) -> Iterator[str]:
         yield f"carried over from {starts_from(stage)}: {carried_over(planned)}"
         yield from carried_changes(schedule, stage)
     yield from (f"saved and kept at {where}" for where in _kept_at(schedule, stage))
+    if best := schedule.best_of(stage.name):
+        end = planned.end
+        at = "iteration not known yet" if end is None else f"iteration {end.best or end.iter}"
+        yield f"saved at each evaluation, and kept at the best, {at}, for {', '.join(best)}"
     if planned.why:
         yield f"{planned.state.value}: {planned.why}"
     yield from (f"  {change}" for change in planned.changes)
@@ -221,6 +225,8 @@ def carried_over(planned: PlannedStage) -> str:
     parts = ["weights", "BatchNorm statistics"]
     if planned.stage.average is not None:
         parts = ["averaged weights", "BatchNorm statistics recomputed"]
+    if planned.stage.parent_at == EMA:
+        parts[0] = "averaged weights"
     parts.append("momentum" if solver.carry_momentum else "momentum from zero")
     if solver.compress is not None and solver.compress.memory is Memory.RESIDUAL:
         parts.append("residual from zero")
@@ -272,6 +278,7 @@ def _stage_record(plan: Plan, planned: PlannedStage) -> dict[str, object]:
         "name": stage.name,
         "from": stage.parent,
         "from_iter": stage.parent_iter,
+        "from_at": stage.parent_at,
         "average": stage.average,
         "group": stage.group,
         "iterations": most - begins,

@@ -49,6 +49,7 @@ class Metadata:
     skipped: int = 0
     began_empty: bool = False
     ended: bool = False
+    best: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ def encode(manifest: Manifest) -> bytes:
     facts = asdict(manifest)
     place = facts.pop("place")
     # Left out where empty, as before they existed.
-    for name in ("id_stage", "serial", "skipped", "began_empty", "ended"):
+    for name in ("id_stage", "serial", "skipped", "began_empty", "ended", "best"):
         if not facts[name]:
             del facts[name]
     body = {"format": FORMAT, "id": manifest.id, **place._asdict(), **facts}

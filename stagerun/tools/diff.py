@@ -144,7 +144,7 @@ def _of_stage(schedule: Schedule, stage: Stage) -> dict[str, Fact]:
     for s in settings_of(stage, values):
         trains = identity(s.key, solver.lr_policy) or s.key.startswith(CODE)
         trains = trains or (s.key == "data.train.source" and schedule.changes_set(stage))
-        trains = trains or (solver.early_stop is not None and is_tested(s.key))
+        trains = trains or (schedule.followed(stage) is not None and is_tested(s.key))
         set_by = (s.line or "a default") if stage.origins else ""
         facts[s.key.removeprefix("solver.")] = Fact(s.value, set_by, s.text, trains)
     return facts

@@ -130,6 +130,7 @@ def _needed(schedule: Schedule | None, inventory: store.Inventory, ref: store.Sn
     if schedule is not None:
         point = (ref.stage, ref.iter)
         starts += [stage.name for stage in schedule.stages if (stage.parent, stage.parent_iter) == point]
+        starts += schedule.best_of(ref.stage) if ref.iter == refs[-1].best else []
         starts += [ensemble.name for ensemble in schedule.ensembles if point in ensemble.points]
     return needed + [f"start of {name}" for name in dict.fromkeys(starts)]
 

@@ -134,7 +134,7 @@ def _proven(schedule: Schedule) -> Schedule:
     """Return the schedule with a proof at each iteration, and without evaluations that decide nothing."""
 
     def proven(stage: Stage) -> Stage:
-        tests = stage.solver.test_interval if stage.solver.early_stop else 0
+        tests = stage.solver.test_interval if schedule.followed(stage) else 0
         return replace(stage, solver=replace(stage.solver, audit=Audit(proof_iter=1), test_interval=tests))
 
     return replace(schedule, stages=tuple(map(proven, schedule.stages)))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stagerun.base.errors import StorageError, UsageError, listing
 from stagerun.base.events import Event, Iterated, NotFinite, Proof, Renamed, RunStarted, StageStarted, chained
-from stagerun.base.recipe import Schedule, Stage
+from stagerun.base.recipe import BEST, Schedule, Stage
 from stagerun.language import consent
 from stagerun.logs.log_file import LOG, Log, read_last_life
 from stagerun.plan import PlannedStage, State
@@ -90,7 +90,11 @@ def broken_chains(schedule: Schedule, courses: Mapping[str, Course]) -> list[str
         if stage.parent is not None and stage.average is None:
             # The newest proof up to the start: `early_stop` may have ended the parent, or it had been longer when this stage was added.
             proofs = courses.get(stage.parent, Course()).proofs.values()
-            chain = next((p.chain for p in reversed(proofs) if p.iter <= schedule.start_iter(stage)), "")
+            ends = [p.chain for p in reversed(proofs) if p.iter <= schedule.start_iter(stage)]
+            first = next(iter(courses.get(stage.name, Course()).proofs.values()), None)
+            if stage.parent_at == BEST and first is not None:  # the iteration is not in the log
+                ends = [end for end in ends if chained(end, first.iter, first.state) == first.chain]
+            chain = next(iter(ends), "")
         for proof in courses.get(stage.name, Course()).proofs.values():
             if chained(chain, proof.iter, proof.state) != proof.chain:
                 broken.append(

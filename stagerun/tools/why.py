@@ -241,6 +241,7 @@ def _whole_stage(schedule: Schedule, stage: Stage, overrides: Sequence[str]) -> 
     start = f"the average of ensemble {stage.average}" if stage.average else stage.parent or "the seed"
     if stage.average is None and stage.parent_iter is not None:
         start += f" at iteration {stage.parent_iter}"
+    start += f"@{stage.parent_at}" if stage.parent_at is not None else ""
     off = "" if stage.enabled else ", not enabled"
     rows = sorted(_rows(schedule, stage, overrides), key=lambda row: row[2] == _DEFAULT)
     head = f"{stage.name}: starts from {start}{off} ({_shown(stage.span)})"

@@ -256,6 +256,7 @@ class Keeper:
                 skipped=lineage.skipped,
                 began_empty=self.began_empty,
                 ended=progress.best is not None and progress.best.ended,
+                best=progress.best.at if progress.best and self.schedule.best_of(lineage.stage.name) else 0,
             ),
             files={**files, STATE: json.dumps(progress.record()).encode(), **self._recipe_files()},
             # ARRIVALS records how training went; nothing later depends on it.
@@ -353,12 +354,14 @@ class Keeper:
         that `on_nan: ROLLBACK` would restore now, which may be older than those written by stops.
         """
         branches, refs = self.schedule.branch_points(training.name), inventory.of(training.name)
-        pinned = {ref.id for ref in refs if ref.iter in branches} | {ref.parent for ref in inventory.snapshots}
+        pinned = {ref.parent for ref in inventory.snapshots}
+        pinned |= {ref.id for ref in refs if ref.iter in (*branches, refs[-1].best)}
         if not finished:
             pinned |= {ref.id for ref in refs if changed_fields(ref, training)}
             if training.solver.on_nan is OnNan.ROLLBACK and refs:
                 last = refs[-1]
-                back_to = targets(inventory, training, branches, last.parent, last.skipped, last.iter)
+                saved = self.schedule.saved_at(training.name)
+                back_to = targets(inventory, training, saved, last.parent, last.skipped, last.iter)
                 pinned |= {ref.id for ref in back_to[:1]}
         return frozenset(ref.name for ref in refs if ref.id in pinned) | store.pins(self.disk, self.out)
 

@@ -185,7 +185,7 @@ def go_back(run: StageRun, failed: NotFinite) -> Generator[Event, None, StageRun
     resumes, back_to = rank0(worker.comm, choose)
     yield from notes
     wanted = max(
-        run.stage.begins, rollback_iter(failed.iter, solver.snapshot, worker.schedule.branch_points(run.stage.name))
+        run.stage.begins, rollback_iter(failed.iter, solver.snapshot, worker.schedule.saved_at(run.stage.name))
     )
     if back_to != wanted:
         text = (
@@ -217,7 +217,7 @@ def go_back(run: StageRun, failed: NotFinite) -> Generator[Event, None, StageRun
 def _choose(run: StageRun, failed: NotFinite, notes: list[Note]) -> _Target:
     """Choose the target, on rank 0; damaged snapshots are set aside, and noted."""
     keeper, planned, stage = run.worker.rank0_keeper, run.planned, run.stage
-    branches, parent = run.worker.schedule.branch_points(stage.name), run.parent_id
+    branches, parent = run.worker.schedule.saved_at(stage.name), run.parent_id
     for name in keeper.inventory().damaged:
         parsed = store.parse_name(name)
         # Training may reach this iteration again, and need the name.

@@ -71,14 +71,14 @@ def _require_rules_that_fit(run: StageRun, model: nn.Module) -> None:
 def _take_up_progress(run: StageRun, state: TrainState) -> None:
     """Restore from rank 0 the counts of failures (`on_nan`), so that the limit also holds for an interrupted run, and the state of
     `plateau` and `early_stop`. Collective. ResumeRefused if a snapshot to resume from lacks it; a finished stage is kept as it is."""
-    solver = run.stage.solver
+    solver, followed = run.stage.solver, run.worker.schedule.followed(run.stage) is not None
 
     def saved() -> str:
         progress = progress_of(run.files) if run.files is not None else Progress(0, 0.0, [])
         missing = None
         if progress.plateau is None and solver.lr_policy == "plateau":
             missing = "lr_policy `plateau`"
-        elif progress.best is None and solver.early_stop is not None:
+        elif progress.best is None and followed:
             missing = "`early_stop`"
         if missing and run.resumes:
             raise ResumeRefused(
@@ -93,7 +93,7 @@ def _take_up_progress(run: StageRun, state: TrainState) -> None:
         state.tested = progress.tested
     if solver.lr_policy == "plateau":
         state.plateau = progress.plateau or FRESH
-    if solver.early_stop is not None:
+    if followed:
         state.best = progress.best or NOTHING_YET
 
 

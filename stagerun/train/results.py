@@ -11,7 +11,7 @@ from typing import TypeVar
 from stagerun import store
 from stagerun.base.errors import WORTH_ANOTHER_START, ExitCode, ResumeRefused, StorageError
 from stagerun.base.events import EnsembleTested, StageFinished
-from stagerun.base.recipe import Schedule
+from stagerun.base.recipe import BEST, Schedule
 from stagerun.base.snapshots import Inventory, SnapshotRef, same_set
 from stagerun.language import canonical
 from stagerun.language.build import completed
@@ -91,7 +91,7 @@ def parents(plan: Plan, out: Path) -> dict[str, Before]:
     before: dict[str, Before] = {}
     for planned in plan.stages:
         stage, ref = planned.stage, planned.end or planned.start
-        if stage.average or stage.parent_iter is None:
+        if stage.average or (stage.parent_iter is None and stage.parent_at != BEST):
             before[stage.name] = stage.average or stage.parent
         elif ref is None:
             before[stage.name] = None

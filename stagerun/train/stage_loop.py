@@ -44,6 +44,7 @@ def arithmetic_of(
 def make_loop(run: StageRun, loss: Loss | None = None) -> StageLoop:
     """Return the constants of the stage's loop on this rank."""
     worker, stage, solver = run.worker, run.stage, run.stage.solver
+    followed = worker.schedule.followed(stage) is not None
     return StageLoop(
         stage=stage.name,
         max_iter=run.last,
@@ -53,13 +54,14 @@ def make_loop(run: StageRun, loss: Loss | None = None) -> StageLoop:
         logical_workers=runs_of(solver.logical_workers, worker.comm.size)[worker.comm.rank],
         knobs=make_knobs(solver),
         snapshot=solver.snapshot,
-        # A piece is tested only for `early_stop`, whose state the stage may resume with.
-        test_interval=0 if run.is_piece and solver.early_stop is None else solver.test_interval,
-        branch_points=frozenset(worker.schedule.branch_points(stage.name)),
+        # A piece is tested only for the best evaluation, with which the stage may resume.
+        test_interval=0 if run.is_piece and not followed else solver.test_interval,
+        branch_points=frozenset(worker.schedule.saved_at(stage.name)),
         is_piece=run.is_piece,
         on_nan=solver.on_nan,
         max_nan=solver.max_nan,
         plateau=solver if solver.lr_policy == "plateau" else None,
         arithmetic=arithmetic_of(stage, worker.device, loss, worker.schedule.teacher_model(stage)),
-        tests_first=solver.early_stop is not None,
+        tests_first=followed,
+        tests_last=bool(worker.schedule.best_of(stage.name)),
     )

@@ -4,6 +4,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from stagerun.base.events import Event, Note, PieceStarted, StageStarted
+from stagerun.base.recipe import EMA
+from stagerun.engine.codec import decode, encode
 from stagerun.engine.loop import StageLoop
 from stagerun.engine.state import TrainState
 from stagerun.plan import State
@@ -14,6 +16,7 @@ from stagerun.train.environment import promise
 from stagerun.train.exchange import Exchange, exchange_of
 from stagerun.train.network_trial import look_at
 from stagerun.train.objective import objective
+from stagerun.train.progress import AVERAGE, WEIGHTS
 from stagerun.train.restore import restored
 from stagerun.train.stage_loop import make_loop
 
@@ -38,6 +41,11 @@ def start_stage(run: StageRun) -> Generator[Event, None, Started | None]:
         if files is None:
             return None
         run.files = files or None
+    elif stage.parent_at == EMA and run.planned.state is State.FRESH and run.files is not None:
+        averaged = encode(
+            decode(run.files[WEIGHTS]) | decode(run.files[AVERAGE])
+        )  # counts of iterations have no average
+        run.files = {**run.files, WEIGHTS: averaged}
     state, bits = restored(run), worker.environment(stage)
     exchange = exchange_of(state, stage.solver, worker.schedule.determinism, worker.comm)
     yield _started(run, exchange)

@@ -48,7 +48,7 @@ class StageFacts:
     @cached_property
     def points(self) -> tuple[int, ...]:
         """Iterations with a snapshot whatever `snapshot` says, the start and the end among them."""
-        return 0, *self.schedule.branch_points(self.stage.name), self.solver.max_iter
+        return 0, *self.schedule.saved_at(self.stage.name), self.solver.max_iter
 
     @cached_property
     def peak(self) -> float:

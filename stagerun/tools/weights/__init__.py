@@ -1,8 +1,9 @@
 """Trained weights: which snapshots `eval`, `predict` and `export` mean, and their common options. No torch: a mistake is reported at once."""
 
+import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,11 +11,13 @@ import click
 
 from stagerun import store
 from stagerun.base.errors import UsageError, listing, nearest
-from stagerun.base.recipe import EnsembleRule, Schedule
+from stagerun.base.events import Tested
+from stagerun.base.recipe import BEST, EMA, EnsembleRule, Schedule
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.command.ending import tell
 from stagerun.command.options import option
 from stagerun.command.shared import TrustCode
+from stagerun.logs.log_file import LOG, Log
 from stagerun.plan import PlannedStage, make_plan
 from stagerun.store.layout import averages_folder, snapshots_folder
 from stagerun.system.world import World, default_threads
@@ -41,6 +44,10 @@ class Forward:
     threads: int | None = option("--threads N", "Threads.  [default: OMP_NUM_THREADS, or one per processor]", least=1)
     ema: Ema = False
     trust_code: TrustCode = False
+
+    def meant_by(self, *names: str | None) -> "Forward":
+        """Return the options with `ema` for a name of averaged weights."""
+        return replace(self, ema=self.ema or any(map(means_ema, names)))
 
     def device(self) -> Any:
         """Return the device of this process; torch gets its threads."""
@@ -116,13 +123,42 @@ def _named(name: str, out: Path) -> Path:
     if store.parse_name(name) is not None and os.path.isdir(path):
         return path
     inventory = store.inventory(DISK, out)
-    if end := _newest_end(inventory, name):
+    stage, at = _stage_at(name)
+    end = _newest_end(inventory, stage)
+    if end := _best(end or next(reversed(inventory.of(stage)), None), inventory, out) if at == BEST else end:
         return snapshots_folder(out) / end.name
     if os.path.isdir(snapshots_folder(average)) and (networks := store.inventory(DISK, average).snapshots):
         return snapshots_folder(average).resolve() / networks[-1].name
     names = [*inventory.by_stage, *(ref.name for ref in inventory.snapshots)]
     text = f"{out} has no snapshot, no stage that has ended, and no ensemble with one network, named `{name}`"
     raise UsageError(text, ("" if name in names else nearest(name, names)) or _LIST)
+
+
+def means_ema(name: str | None) -> bool:
+    """Return whether a name means a stage's averaged weights: `trunk@ema`."""
+    return _stage_at(name)[1] == EMA
+
+
+def _stage_at(name: str | None) -> tuple[str, str]:
+    """Return a stage, and BEST or EMA after its `@`, else ''."""
+    stage, _, at = (name or "").rpartition("@")
+    return (stage, at) if at in (BEST, EMA) else (name or "", "")
+
+
+def _best(newest: SnapshotRef | None, inventory: Inventory, out: Path) -> SnapshotRef | None:
+    """Return the snapshot with the best evaluation in the course of training that led to `newest`: the one that other stages start from or,
+    if none does, the first of the best among those kept, by the log. None if none was evaluated."""
+    if newest is None:
+        return None
+    scores, metric = dict[int, float](), newest.identity.get("solver.early_stop.metric", "TOP1")
+    for _, event in Log(out / LOG, lambda name: name == "Tested"):
+        if isinstance(event, Tested) and event.stage == (newest.trained_as or newest.stage) and not event.ema:
+            score = {"LOSS": -event.loss, "MAP": event.mean_ap}.get(metric, event.top1)
+            scores[event.iter] = -math.inf if score is None or math.isnan(score) else score
+    scores = {newest.best: 0.0} if newest.best else scores
+    kept = [r for r in inventory.of(newest.stage) if (r.parent, r.identity) == (newest.parent, newest.identity)]
+    tested = [ref for ref in kept if ref.iter in scores]
+    return max(tested, key=lambda ref: (scores[ref.iter], -ref.iter), default=None)
 
 
 def _newest_end(inventory: Inventory, stage: str) -> SnapshotRef | None:
@@ -132,10 +168,12 @@ def _newest_end(inventory: Inventory, stage: str) -> SnapshotRef | None:
 def _ends(target: Target, stage: str | None) -> Choice:
     """Choose the ends of finished stages that count for the schedule, or without one the newest. Notes name the other stages."""
     inventory = store.inventory(DISK, target.out)
+    stage, at = (None, "") if stage is None else _stage_at(stage)
     if target.schedule is None:
         stages = {name: (_newest_end(inventory, name), "half trained") for name in inventory.by_stage}
     else:
-        stages = {one.name: (one.end, _state(one)) for one in make_plan(target.schedule, inventory).stages}
+        plan = make_plan(target.schedule, inventory)
+        inventory, stages = plan.inventory, {one.name: (one.end, _state(one)) for one in plan.stages}
     if stage is not None and stage not in stages:
         raise UsageError(
             f"no stage is named `{stage}`", nearest(stage, stages) or f"the stages are {listing(list(stages))}"
@@ -143,6 +181,8 @@ def _ends(target: Target, stage: str | None) -> Choice:
     ends: dict[Path, str] = {}
     states = []
     for name, (end, state) in stages.items():
+        if at == BEST and stage == name and end is not None:
+            end, state = _best(end, inventory, target.out), "not evaluated where it has snapshots"
         if stage in (None, name) and end is not None:
             ends[snapshots_folder(target.out) / end.name] = name
         elif stage in (None, name):

@@ -49,9 +49,9 @@ def evaluate(
 ) -> None:
     """Evaluates a snapshot: top-1, top-5 and loss over the validation images.
 
-    SNAPSHOT is a snapshot's directory, or with --out the name of a snapshot, of a stage, or of an ensemble that averages weights; its recipe
-    names images and transform. DIR, a schedule's folder or an output folder, stands for the end of every finished stage; the schedule names
-    images and transform.
+    SNAPSHOT is a snapshot's directory, or with --out the name of a snapshot, of a stage (`trunk`; `trunk@best`, `trunk@ema`), or of an ensemble
+    that averages weights; its recipe names images and transform. DIR, a schedule's folder or an output folder, stands for the end of every
+    finished stage; the schedule names images and transform.
 
     With --views the softmax outputs of the views are averaged, and the loss is the average's. The ten crops are taken from the image
     as it is before the centre crop. Without views, and with as many threads and the same device batch, the numbers are `run`'s; a stage
@@ -68,6 +68,7 @@ def evaluate(
         stored = stored_weights(what, overrides, stage, options.weights, options.data)
         evaluations = _shown(stored, None, options)
         return show(json.dumps({"evaluations": evaluations, "failed": []}, indent=1)) if options.as_json else None
+    options = replace(options, forward=options.forward.meant_by(what, stage))
     stages, schedule = choose(what, overrides, out, stage)
     rows: list[dict[str, Any]] = []
     errors: dict[str, StagerunError] = {}  # by snapshot; a failure doesn't hide the others' numbers

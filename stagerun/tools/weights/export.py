@@ -10,7 +10,7 @@ import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from stagerun.command.options import argument, command, flag, option
 from stagerun.command.shared import TrustCode
 from stagerun.language.networks import TORCHVISION, known_of
 from stagerun.system.files import write_output
-from stagerun.tools.weights import Ema, Out, choose_snapshot
+from stagerun.tools.weights import Ema, Out, choose_snapshot, means_ema
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -53,8 +53,8 @@ class ExportOptions:
 def export(snapshot: str = argument("SNAPSHOT"), file: str = argument("FILE"), *, options: ExportOptions) -> None:
     """Writes a snapshot's network to FILE for other programs, and prints what it expects of images.
 
-    SNAPSHOT is a snapshot's directory, or with --out the name of a snapshot, of a stage, or of an ensemble that averages weights. The ending
-    of FILE is the format:
+    SNAPSHOT is a snapshot's directory, or with --out the name of a snapshot, of a stage (`trunk`; `trunk@best`, `trunk@ema`), or of an ensemble
+    that averages weights. The ending of FILE is the format:
 
     \b
     .safetensors  weights by torchvision's names, and metadata on images and network
@@ -67,6 +67,7 @@ def export(snapshot: str = argument("SNAPSHOT"), file: str = argument("FILE"), *
     transform: B, G, R unless it says RGB. The weights are written as they are: normalise images as is printed. Logits come out; softmax makes
     probabilities of them.
     """
+    options = replace(options, ema=options.ema or means_ema(snapshot))
     paths = [Path(name) for name in (file, options.solverstate) if name is not None]
     _require_sensible(paths, options)
     folder = choose_snapshot(snapshot, options.out)

@@ -45,11 +45,12 @@ class PredictOptions:
 def predict(snapshot: str = argument("SNAPSHOT"), out: Out = None, *, options: PredictOptions) -> None:
     """Shows what a snapshot's network answers for pictures: names of classes and probabilities.
 
-    SNAPSHOT is a snapshot's directory, or with --out the name of a snapshot, of a stage or of an ensemble. A FOLDER stands for every picture
-    in it, at any depth. Files become records as by `data import`, and are cropped (to squares) and normalised as in the stage's evaluations:
-    a network that was trained on images resized by `data import` needs the same --resize options here, and the same --background. A picture
-    that can't be used is named, and the exit code is 65.
+    SNAPSHOT is a snapshot's directory, or with --out the name of a snapshot, of a stage (`trunk`; `trunk@best`, `trunk@ema`) or of an
+    ensemble. A FOLDER stands for every picture in it, at any depth. Files become records as by `data import`, and are cropped (to
+    squares) and normalised as in the stage's evaluations: a network that was trained on images resized by `data import` needs the same
+    --resize options here, and the same --background. A picture that can't be used is named, and the exit code is 65.
     """
+    options = replace(options, forward=options.forward.meant_by(snapshot))
     folders = choose_members(snapshot, out)
     paths, resize = _paths(options.images), options.resize.checked()
 

@@ -88,15 +88,15 @@ class Counted:
 
 
 class EarlyStop:
-    """`early_stop`: follows the evaluations of the trained weights, and marks the end of the stage in `state.best`, where the loop looks.
-    All ranks have the same scores."""
+    """`early_stop` and `@best`: follows the evaluations of the trained weights in `state.best`, and marks there the end of the stage, for the
+    loop. All ranks have the same scores."""
 
     def __init__(self, run: "StageRun", state: TrainState) -> None:
-        self.stage, self.state = run.stage, state
+        self.stage, self.state, self.rule = run.stage, state, run.worker.schedule.followed(run.stage)
 
     def on(self, event: Seen) -> Iterator[Seen]:
         yield event
-        rule = self.stage.solver.early_stop
+        rule = self.rule
         if rule is None or not isinstance(event, Evaluated):
             return
         score = event.scores[0].score

@@ -12,6 +12,7 @@ from stagerun.base.errors import Diverged, ExitCode, StagerunError, StorageError
 from stagerun.base.events import Event, Iterated, Note, NotFinite, SnapshotDue, SnapshotFailed, SnapshotWritten, Stopped
 from stagerun.base.recipe import OnNan
 from stagerun.base.snapshots import SnapshotRef
+from stagerun.engine.loop import overdue
 from stagerun.engine.state import Capture, TrainState, digests, finite
 from stagerun.system.pulse import Section
 from stagerun.train.agreement import ToldByAnother, compare, rank0
@@ -29,7 +30,7 @@ class Snapshots:
 
     def __init__(self, run: StageRun, started: Started, proofs: Proofs) -> None:
         self.run, self.state, self.exchange, self.proofs = run, started.state, started.exchange, proofs
-        self.comm = run.worker.comm
+        self.comm, self.loop = run.worker.comm, started.loop
         planned, keeper = run.planned, run.worker.keeper
         resumes = run.resumes
         self.saved = self.state.iter if resumes else -1  # a stop before the first update has nothing to write
@@ -84,7 +85,7 @@ class Snapshots:
         snapshot. RuntimeError is torch's, of a GPU.
         """
         run, state = self.run, self.state
-        if self.writer is None or state.iter in (self.saved, run.planned.iter):
+        if self.writer is None or state.iter in (self.saved, run.planned.iter) or self._lacks_test():
             return
         if needed := self.exchange.needs_others():
             at = max(self.saved, run.planned.iter)
@@ -96,18 +97,25 @@ class Snapshots:
 
     def _stop(self, event: Stopped) -> Iterator[Event]:
         """Save the state, and yield where the run stops."""
-        iter, reason = self.state.iter, event.reason
-        if self.run.stage.solver.on_nan is OnNan.ROLLBACK and not finite(self.state):
+        iter, reason, lost = self.state.iter, event.reason, ""
+        if self._lacks_test():
+            lost = "the evaluation at the end is missing, so later iterations are not kept"
+        elif self.run.stage.solver.on_nan is OnNan.ROLLBACK and not finite(self.state):
             # The update overflowed, and no loss has shown it yet. Don't save: the next process retrains this stretch from the previous
             # snapshot, and rolls back too.
-            iter = max(self.saved, self.run.planned.iter)
-            reason = f"{reason}; later iterations overflowed, and are not kept"
+            lost = "later iterations overflowed, and are not kept"
+        if lost:
+            iter, reason = max(self.saved, self.run.planned.iter), f"{reason}; {lost}"
             yield from self.wait()
             if self.writer is not None:
                 iter = self.writer.newest.iter if self.writer.newest is not None else self.run.planned.iter
         elif iter:
             yield from self.save()
         yield replace(event, iter=iter, reason=reason)
+
+    def _lacks_test(self) -> bool:
+        """Return whether the evaluation of the last iteration is missing: a snapshot there would end the stage without it."""
+        return self.state.iter == self.loop.max_iter and any(overdue(self.loop, self.state))
 
     def _begin(self, alone: bool = False) -> Iterator[Event]:
         """Compare the states of the ranks, and start to write a snapshot. Collective, unless `alone`: then the other ranks may be gone."""
@@ -175,7 +183,7 @@ class Snapshots:
             rollbacks=state.rollbacks,
             choice=dict(run.choice),
             weights=run.weights,
-            best=state.best if solver.early_stop is not None else None,
+            best=state.best if run.worker.schedule.followed(run.stage) is not None else None,
             proof=self.proofs.newest,
             tested=state.tested,
         )
