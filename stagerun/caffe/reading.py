@@ -224,10 +224,10 @@ class Reading:
             self.wrong("num_output", "`num_output` must be at least 1", "write how many outputs the layer has")
         return count
 
-    def weights(self, weight: Shape, outputs: int) -> tuple[Blob, ...]:
+    def weights(self, weight: Shape, bias: Shape, field: str = "weight_filler", value: float = 0.0) -> tuple[Blob, ...]:
         """Return the weight, and the bias if the layer has one."""
-        blobs = (self.blob("weight", weight, "weight_filler"),)
-        return (*blobs, self.blob("bias", (outputs,), "bias_filler")) if self.view.flag("bias_term") else blobs
+        blobs = (self.blob("weight", weight, field, value),)
+        return (*blobs, self.blob("bias", bias, "bias_filler")) if self.view.flag("bias_term") else blobs
 
     def blob(self, part: str, dims: Shape, field: str, value: float = 0.0) -> Blob:
         name = f"{View(self.block).text('name') or ''}.{part}"
