@@ -1,18 +1,17 @@
 """Settings of a stage from a net's data layers: batches and transforms. Pure."""
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isfinite, prod
+from math import isfinite
 
 from google.protobuf.descriptor import Descriptor
-from google.protobuf.message import DecodeError
 
 from stagerun.base.errors import Problems, Span
 from stagerun.caffe.reading import type_of
 from stagerun.caffe.text import NetText
 from stagerun.language.nets import entry, renamed
-from stagerun.language.proto import caffe_pb2
 from stagerun.language.tree import SOLVER, Block, Entry, Value, View, quoted
 
 # Returns the absolute path and the bytes of the file that a path of Caffe's names; None if it is missing.
@@ -147,15 +146,10 @@ def _mean(old: Entry, caffes: Block, content: Content, lost: list[Lost]) -> dict
 @lru_cache(maxsize=4)
 def channel_means(data: bytes) -> tuple[float, ...] | None:
     """Return the mean of each channel of a .binaryproto; None if it is not a mean image."""
-    try:
-        blob = caffe_pb2.BlobProto.FromString(data)
-    except DecodeError:
-        return None
-    dims = list(blob.shape.dim) or [blob.num, blob.channels, blob.height, blob.width]
-    numbers = list(blob.data or blob.double_data)
-    channels = dims[-3] if len(dims) > 2 else 0
-    is_image = channels in (1, 3) and 0 < prod(dims) == len(numbers) and len(dims) <= 4 and prod(dims[:-3]) == 1
-    if not is_image or not all(map(isfinite, numbers)):
-        return None
-    size = len(numbers) // channels
-    return tuple(sum(numbers[k * size : (k + 1) * size]) / size for k in range(channels))
+    from stagerun.caffe.binary import read_mean  # numpy, which few schedules need
+
+    with suppress(ValueError):
+        means = tuple(sum(channel.ravel().tolist()) / channel.size for channel in read_mean(data))
+        if len(means) in (1, 3) and all(map(isfinite, means)):
+            return means
+    return None
