@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +38,7 @@ class Blob:
     legacy: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(NamedTuple):
     """A layer. `type`: '' if unknown. `shared`: the names that blobs are shared by, '' if not shared. `fraction`: a BatchNorm's
     moving_average_fraction."""
 
@@ -51,8 +50,7 @@ class Layer:
     fraction: float = 0.999
 
 
-@dataclass(frozen=True, slots=True)
-class SolverState:
+class SolverState(NamedTuple):
     iter: int
     learned_net: str
     history: tuple[Blob, ...]

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
+from typing import NamedTuple
 
 from google.protobuf.descriptor import Descriptor
 
@@ -21,8 +21,7 @@ Content = Callable[[str], tuple[str, bytes] | None]
 NO_MEAN = "write its path, or `mean_value` instead: a number for each channel (B, G, R)"
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(NamedTuple):
     """Part of a transform that stagerun can't express. `harmless`: not a mistake when the net is trained unchanged."""
 
     place: Span

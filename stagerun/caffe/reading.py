@@ -3,9 +3,9 @@ phases and image shapes. A size of 0 is still unknown, such as an image's."""
 
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from math import prod
-from typing import ClassVar, Self, dataclass_transform
+from typing import ClassVar, NamedTuple, Self, dataclass_transform
 
 from google.protobuf.descriptor import FieldDescriptor
 
@@ -20,8 +20,7 @@ from stagerun.language.tree import Block, View
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blob:
+class Blob(NamedTuple):
     """A parameter. `name` is its name in the network's state, `conv1.weight`; a shared parameter is named after its first layer."""
 
     name: str
@@ -31,8 +30,7 @@ class Blob:
     decay_mult: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class Layer(NamedTuple):
     """A layer. `bottoms` and `tops` are names of maps; a top that is also a bottom is computed in place. `shapes`: those tops' shapes,
     () for a loss and for labels."""
 
@@ -45,8 +43,7 @@ class Layer:
     blobs: tuple[Blob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class Pass(NamedTuple):
     """The layers of one phase in order. `images` and `labels`: the input maps ('' without labels).
     `logits`: the output, [classes] for each image: the first bottom of the last SoftmaxWithLoss, else of an Accuracy or a Softmax,
     else the last unused top."""
@@ -57,8 +54,7 @@ class Pass:
     logits: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Net:
+class Net(NamedTuple):
     """Both phases; layers of the same name share their blobs. `shape`: an image's. `text`: the canonical form of the prototxt."""
 
     name: str
@@ -133,8 +129,7 @@ class Settings:
         return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(NamedTuple):
     """A layer as read. `tops`: None for an unknown shape."""
 
     settings: Settings
@@ -142,8 +137,7 @@ class Made:
     blobs: tuple[Blob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """A layer's text, and the shapes of its bottoms. `view`: the message with its settings."""
 
     block: Block
@@ -161,7 +155,7 @@ class Reading:
 
     def of(self, view: View) -> "Reading":
         """Return the same layer, read in another of its messages."""
-        return replace(self, view=view)
+        return self._replace(view=view)
 
     def bottom(self, at: int = 0) -> str:
         """Return a bottom's name for messages."""

@@ -2,7 +2,6 @@
 output, and reports every mistake at its position."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from math import prod
@@ -82,7 +81,7 @@ class Walk:
             if not self.logits and not self.unknown:
                 self.problems.add(self.net.place, "no layer computes anything", "write the layers of a network")
             elif self._are_logits() and not self.unknown and len(self.size_of(self.images)) == 3:
-                settled = (replace(one, blobs=tuple(map(self._settled, one.blobs))) for one in self.passed_layers)
+                settled = (one._replace(blobs=tuple(map(self._settled, one.blobs))) for one in self.passed_layers)
                 return Pass(layers=tuple(settled), images=self.images, labels=self.labels, logits=self.logits)
         return None
 
@@ -219,7 +218,7 @@ class Walk:
                 size = f"a shape of {len(dims) + 1} axes" if dims is not None else "no shape"
                 self.fail(span, f"top {shown(top)} has {size}: neither images nor labels", "images have 4 axes")
                 shapes.append(None)
-        return replace(made, tops=tuple(shapes))
+        return made._replace(tops=tuple(shapes))
 
     def _filled_by_norm(self, scale: Reading, made: Made) -> Made:
         """Use the fillers of the BatchNorm before a Scale: Intel's Caffe joins the two layers."""
@@ -230,8 +229,8 @@ class Walk:
         blobs = list(made.blobs)
         for i, (blob, field, value) in enumerate(zip(blobs, ("filler", "bias_filler"), (1.0, 0.0), strict=False)):
             if field in inside.entries:
-                blobs[i] = replace(blob, filler=scale.of(View(inside)).filler(field, value))
-        return replace(made, blobs=tuple(blobs))
+                blobs[i] = blob._replace(filler=scale.of(View(inside)).filler(field, value))
+        return made._replace(blobs=tuple(blobs))
 
     def _find_logits(self) -> str:
         """Return the logits that `net.Pass` describes; for a Softmax its bottom, whose name is the same if computed in place."""
@@ -296,12 +295,12 @@ class Walk:
             first, line = self.rated.setdefault((owner.name, field), (value, span.line))
             if first != value:
                 self.fail(param.place(field), f"`{field}` of {shown(name)} differs in line {line}", "give one")
-        return replace(blob, name=owner.name, filler=owner.filler)
+        return blob._replace(name=owner.name, filler=owner.filler)
 
     def _settled(self, blob: Blob) -> Blob:
         """Return the blob with the multipliers that its layers settled on."""
         lr, decay = (self.rated.get((blob.name, field), (1.0, 0))[0] for field in RATES)
-        return replace(blob, lr_mult=lr, decay_mult=decay)
+        return blob._replace(lr_mult=lr, decay_mult=decay)
 
 
 # -- both phases

@@ -1,9 +1,10 @@
 """Reads a net's text: parsed, upgraded, with every position kept; and its canonical form."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
+from typing import NamedTuple
 
 from google.protobuf.descriptor import Descriptor
 
@@ -46,8 +47,7 @@ class NetGrammar(Reader):
         self.pass_over()
 
 
-@dataclass(frozen=True, slots=True)
-class NetText:
+class NetText(NamedTuple):
     """A net as read. `file`: the NetParameter as written. `layers`: upgraded LayerParameter blocks of both phases."""
 
     path: str

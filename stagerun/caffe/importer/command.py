@@ -8,7 +8,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, replace
+from dataclasses import MISSING
 
 import click
 
@@ -175,7 +175,7 @@ def convert(
 
 def _computing(net: NetText) -> str:
     """Return the canonical form of a net without its data layers."""
-    return replace(net, layers=tuple(layer for layer in net.layers if type_of(layer) not in IMAGES)).canonical()
+    return net._replace(layers=tuple(layer for layer in net.layers if type_of(layer) not in IMAGES)).canonical()
 
 
 def _with_net(

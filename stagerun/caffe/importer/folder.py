@@ -214,8 +214,7 @@ def value_of(entry: Entry) -> str:
 # -- the facts of a net's data layers
 
 
-@dataclass(frozen=True, slots=True)
-class Images:
+class Images(NamedTuple):
     """A data layer's `data_param`. `batch`: images of one worker's forward pass. `channels` is None if the layer lacks them."""
 
     settings: View
