@@ -127,25 +127,25 @@ class CaffeStage:
         unread = {*OF_POLICY} - {*schedule.policy_fields(policy)}
         for name, entry in entries.items():
             if name in (*OF_STAGE, *UPDATE, *LOOKING, "type", "clip_gradients") and name not in unread and entry.values:
-                made[name] = setting(name, value_of(entry), solver.comment(name))
+                self.put(name, value_of(entry), solver.comment(name))
             elif name in NOT_CARRIED:
                 self.folder.leave(entry.place, name, NOT_CARRIED[name])
         if policy != solver.text("lr_policy"):
-            made["lr_policy"] = setting("lr_policy", quoted(policy), "multistep without a `stepvalue`")
+            self.put("lr_policy", quoted(policy), "multistep without a `stepvalue`")
         if "power" not in unread:
             made.setdefault("power", setting("power", "0", "Caffe's default"))
         if "solver_type" in entries:  # SGD, NESTEROV, ...
             kind = next(one for one in CAFFES_TYPES if one.upper() == solver.text("solver_type"))
-            made["type"] = setting("type", quoted(kind), solver.comment("solver_type"))
+            self.put("type", quoted(kind), solver.comment("solver_type"))
         # Caffe clips and fits layer-wise rates by the sum over iter_size, stagerun by the mean.
         limit = solver.number("clip_gradients") or 0.0
         if limit < 0:  # no clipping
             made.pop("clip_gradients", None)
         elif "clip_gradients" in made and self.passes > 1:
             comment = f"{value_of(entries['clip_gradients'])} of Caffe's, over iter_size {self.passes}"
-            made["clip_gradients"] = setting("clip_gradients", repr(limit / self.passes), comment)
+            self.put("clip_gradients", repr(limit / self.passes), comment)
         if solver.flag("local_lr_auto") and self.passes > 1:
-            made["local_lr_passes"] = setting("local_lr_passes", str(self.passes), "Caffe's iter_size")
+            self.put("local_lr_passes", str(self.passes), "Caffe's iter_size")
         # A stage must not end within its warm-up: for such a solver, a shorter ramp with the same rates.
         warm_up, end = solver.whole("warmup_iter"), solver.whole("max_iter")
         if 0 < end < warm_up:
@@ -154,10 +154,13 @@ class CaffeStage:
             self.change("base_lr", repr(start + (base_lr - start) * end / warm_up), comment)
             self.change("warmup_iter", str(end), f"Caffe's {warm_up}, but the stage ends earlier")
 
+    def put(self, name: str, value: str, comment: str = "") -> None:
+        self.made[name] = setting(name, value, comment)
+
     def change(self, name: str, value: str, comment: str) -> None:
         """Change a setting's value; keep the comments of Caffe's file."""
         before = self.made[name].partition(f"{GAP}# ")[2]
-        self.made[name] = setting(name, value, f"{comment}; {before}" if before else comment)
+        self.put(name, value, f"{comment}; {before}" if before else comment)
 
     def add_batch(self) -> None:
         """Add batch_size over the whole job, and device_batch_size. Several nodes don't clip."""
@@ -168,8 +171,8 @@ class CaffeStage:
         factors = [f"{number} workers"] if number > 1 else []
         factors += [f"iter_size {self.passes}"] if self.passes > 1 else []
         comment = " x ".join([str(batch), *factors]) if factors else ""
-        self.made["batch_size"] = setting("batch_size", str(batch * self.passes * number), comment)
-        self.made["device_batch_size"] = setting("device_batch_size", str(self.device_batch))
+        self.put("batch_size", str(batch * self.passes * number), comment)
+        self.put("device_batch_size", str(self.device_batch))
 
     def add_images(self, val: Images | None, total: int) -> None:
         """Add the transforms, and test_iter unless it covers all of `total` (0: unknown). `val`: for a net without a TEST layer."""
@@ -183,15 +186,15 @@ class CaffeStage:
             return
         whole = with_comment("test_transform_param { }", "the whole image, unchanged")
         made["test_transform_param"] = message("test_transform_param", test.transform) if test.transform else whole
-        made["test_batch_size"] = setting("test_batch_size", str(test.batch))
+        self.put("test_batch_size", str(test.batch))
         passes = solver.numbers("test_iter")
         if passes and "test_interval" in made and (not total or passes[0] * test.batch < total):
-            made["test_iter"] = setting("test_iter", str(passes[0]), solver.comment("test_iter"))
+            self.put("test_iter", str(passes[0]), solver.comment("test_iter"))
 
     def add_start(self, seed: str) -> None:
         """Add a seed other than the schedule's, and weights or a solverstate that no stage makes."""
         if self.seed not in ("", seed):
-            self.made["random_seed"] = setting("random_seed", self.seed, self.solver.comment("random_seed"))
+            self.put("random_seed", self.seed, self.solver.comment("random_seed"))
         if (word := self.step.start) is None or self.step.parents:
             return
         if not (file := self.folder.file(word.text)):
@@ -200,7 +203,7 @@ class CaffeStage:
             )
         path = quoted(file or word.text)
         if ".solverstate" in word.text:
-            self.made["solverstate"] = setting("solverstate", path, "as Caffe's `--snapshot`")
+            self.put("solverstate", path, "as Caffe's `--snapshot`")
         else:
             self.made["weights"] = with_comment(f"weights {{ file: {path} strict: false }}", "as Caffe's `--weights`")
 
@@ -216,10 +219,10 @@ class CaffeStage:
             made.pop("warmup_iter", None)
             made.pop("warmup_start_lr", None)
         if policy != "fixed" or "warmup_iter" in made:
-            made["policy_start_iter"] = setting("policy_start_iter", str(begins), "as Caffe counts")
+            self.put("policy_start_iter", str(begins), "as Caffe counts")
         if policy == "poly":  # ends with the stage
             self.change("lr_policy", '"poly_cyc"', "the rest of Caffe's poly")
-            made["lr_iter"] = setting("lr_iter", str(end))
+            self.put("lr_iter", str(end))
         if any(solver.whole(name) for name in LOOKING if name in made) or policy in ("plateau", "multistep"):
             why = f"intervals count from the start of the stage, Caffe's iteration {begins}, and the previous solver's drops of the rate are not inherited"
             self.folder.leave(start.span, f"stage {self.name}", why, "compare its rates with Caffe's log")
@@ -260,10 +263,8 @@ class CaffeStage:
             )
         for name in (*OF_POLICY, "warmup_iter", "warmup_start_lr", "policy_start_iter"):
             made.pop(name, None)
-        made["base_lr"] = setting("base_lr", "1", f"Caffe's {values['base_lr']}, in the knots")
-        made["lr_policy"] = setting(
-            "lr_policy", '"piecewise_linear"', f"Caffe's {policy}, each gradient one iteration later"
-        )
+        self.put("base_lr", "1", f"Caffe's {values['base_lr']}, in the knots")
+        self.put("lr_policy", '"piecewise_linear"', f"Caffe's {policy}, each gradient one iteration later")
         made["knot"] = "\n".join(f"knot {{ iter: {i} factor: {rates[i]!r} }}" for i in kept)
 
 
