@@ -169,8 +169,9 @@ class _Message:
 
     def parts(self, number: int) -> list[memoryview]:
         """Return the bytes of each value: messages, texts, or numbers."""
-        parts = [value for value in self.values.get(number, ()) if not isinstance(value, int)]
-        if len(parts) < len(self.values.get(number, ())):
+        values = self.values.get(number, [])
+        parts = [value for value in values if not isinstance(value, int)]
+        if len(parts) < len(values):
             raise ValueError("a field of bytes holds a number")
         return parts
 

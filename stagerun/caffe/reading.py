@@ -293,19 +293,18 @@ def layers_in(layers: Iterable[Block], phase: str) -> list[Block]:
 
 
 def top_shapes(layer: Block) -> list[tuple[int, ...]]:
-    """Return the shape of each top of an Input or DummyData layer, with Caffe's first axis; [] for other layers."""
+    """Return the shape of each top of an Input or DummyData layer, without Caffe's first axis; [] for other layers."""
     view = View(layer)
     if (message := SHAPED.get(type_of(layer))) is None:
         return []
     settings, tops = view.inside(message), len(view.texts("top"))
-    shapes = [tuple(int(n) for n in shape.numbers("dim")) for shape in settings.views("shape")]
+    shapes = [tuple(int(n) for n in shape.numbers("dim")[1:]) for shape in settings.views("shape")]
     return shapes * tops if len(shapes) == 1 else shapes
 
 
 def map_shapes(layer: Block) -> list[tuple[int, ...]]:
     """Return the shapes for one image; () for labels, which have one to four axes in Caffe."""
-    shapes = (dims[1:] for dims in top_shapes(layer))
-    return [() if dims in ((1,), (1, 1), (1, 1, 1)) else dims for dims in shapes]
+    return [() if dims in ((1,), (1, 1), (1, 1, 1)) else dims for dims in top_shapes(layer)]
 
 
 def image_shape(layer: Block) -> tuple[int, int, int] | None:

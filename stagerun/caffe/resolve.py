@@ -222,14 +222,13 @@ class Walk:
 
     def _filled_by_norm(self, scale: Reading, made: Made) -> Made:
         """Use the fillers of the BatchNorm before a Scale: Intel's Caffe joins the two layers."""
-        norm = self.makers.get(scale.bottoms[0]) if len(scale.bottoms) == 1 else None
-        inside = norm.block("batch_norm_param") if norm is not None and type_of(norm) == "BatchNorm" else None
-        if norm is None or inside is None or merged(norm):
+        norm = self.makers.get(scale.bottoms[0])
+        if norm is None or type_of(norm) != "BatchNorm" or merged(norm):
             return made
-        blobs = list(made.blobs)
+        inside, blobs = scale.of(View(norm).inside("batch_norm_param")), list(made.blobs)
         for i, (blob, field, value) in enumerate(zip(blobs, ("filler", "bias_filler"), (1.0, 0.0), strict=False)):
-            if field in inside.entries:
-                blobs[i] = blob._replace(filler=scale.of(View(inside)).filler(field, value))
+            if inside.view.has(field):
+                blobs[i] = blob._replace(filler=inside.filler(field, value))
         return made._replace(blobs=tuple(blobs))
 
     def _find_logits(self) -> str:

@@ -135,7 +135,7 @@ def _fields(layer: Block) -> str:
     names = (f.name for f in layer.kind.fields)
     wanted = [n for n in names if n in layer.entries and (n in _OF_READERS if reads else n not in _LEFT_OUT)]
     words = [text for name in wanted for text in _texts(layer.entries[name])]
-    shapes = [" ".join(f"dim: {n}" for n in (1, *dims[1:])) for dims in top_shapes(layer)]
+    shapes = [" ".join(f"dim: {n}" for n in (1, *dims)) for dims in top_shapes(layer)]
     if shapes:  # of Input and DummyData, for one image
         words.append(f"{SHAPED[type_of(layer)]} {{ {' '.join(f'shape {{ {dims} }}' for dims in shapes)} }}")
     return " ".join(words)

@@ -75,8 +75,8 @@ class CaffeFolder:
         file = next(filter(os.path.isfile, self._candidates(path)), "")
         return os.path.abspath(file) if file else ""
 
-    def mean_file(self, path: str) -> tuple[str, bytes] | None:
-        return (file, _bytes(file, 64_000_000)) if (file := self.file(path)) else None
+    def mean_file(self, path: str) -> tuple[str, bytes]:
+        return (file, _bytes(file, 64_000_000)) if (file := self.file(path)) else ("", b"")
 
     def lmdb(self, path: str) -> tuple[str, int, int | None] | None:
         """Return the absolute path, the number and the channels of an LMDB's images; None if it is missing. An unreadable LMDB has 0
@@ -240,8 +240,8 @@ def images_of(layers: Sequence[Block], phase: str, folder: CaffeFolder) -> Image
     if settings.text("backend") == "LEVELDB":
         why = "LevelDB, which is also the default, is not read"
         folder.leave(settings.place("backend"), "backend", why, "make an LMDB of it: `stagerun data import`")
-    mean = folder.mean_file(moved.text("mean_file") or "")
-    numbers = channel_means(mean[1]) if mean is not None else moved.numbers("mean_value")
+    path, mean = folder.mean_file(moved.text("mean_file") or "")
+    numbers = channel_means(mean) if path else moved.numbers("mean_value")
     channels = 1 if moved.flag("force_gray") else 3 if len(numbers or ()) == 3 else None
     source, batch = settings.text("source") or "", settings.whole("batch_size") or 0
     block, lost = translated(moved.block, phase == "TEST", folder.mean_file)
