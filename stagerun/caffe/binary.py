@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +38,7 @@ class Blob:
     legacy: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(NamedTuple):
     """A layer. `type`: '' if unknown. `shared`: the names that blobs are shared by, '' if not shared. `fraction`: a BatchNorm's
     moving_average_fraction."""
 
@@ -51,8 +50,7 @@ class Layer:
     fraction: float = 0.999
 
 
-@dataclass(frozen=True, slots=True)
-class SolverState:
+class SolverState(NamedTuple):
     iter: int
     learned_net: str
     history: tuple[Blob, ...]
@@ -171,8 +169,9 @@ class _Message:
 
     def parts(self, number: int) -> list[memoryview]:
         """Return the bytes of each value: messages, texts, or numbers."""
-        parts = [value for value in self.values.get(number, ()) if not isinstance(value, int)]
-        if len(parts) < len(self.values.get(number, ())):
+        values = self.values.get(number, [])
+        parts = [value for value in values if not isinstance(value, int)]
+        if len(parts) < len(values):
             raise ValueError("a field of bytes holds a number")
         return parts
 

@@ -1,29 +1,28 @@
 """Settings of a stage from a net's data layers: batches and transforms. Pure."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
-from math import isfinite, prod
+from math import isfinite
+from typing import NamedTuple
 
 from google.protobuf.descriptor import Descriptor
-from google.protobuf.message import DecodeError
 
 from stagerun.base.errors import Problems, Span
 from stagerun.caffe.reading import type_of
 from stagerun.caffe.text import NetText
-from stagerun.language.nets import entry, renamed
-from stagerun.language.proto import caffe_pb2
+from stagerun.language.nets import entry, renamed, with_block
 from stagerun.language.tree import SOLVER, Block, Entry, Value, View, quoted
 
-# Returns the absolute path and the bytes of the file that a path of Caffe's names; None if it is missing.
-Content = Callable[[str], tuple[str, bytes] | None]
+# Returns the absolute path and the bytes of the file that a path of Caffe's names; both are empty if it is missing.
+Content = Callable[[str], tuple[str, bytes]]
 
 
 NO_MEAN = "write its path, or `mean_value` instead: a number for each channel (B, G, R)"
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(NamedTuple):
     """Part of a transform that stagerun can't express. `harmless`: not a mistake when the net is trained unchanged."""
 
     place: Span
@@ -115,30 +114,29 @@ def translated(caffes: Block, test: bool, content: Content) -> tuple[Block, list
 def _rectangle(inner: Block, kind: Descriptor, lost: list[Lost]) -> Block:
     """Translate random_resize_param or random_aspect_ratio_param, with one interpolation at most."""
     entries = {name: renamed(kind, name, old) for name, old in inner.entries.items() if name != "resize_param"}
-    resize, target = inner.block("resize_param"), kind.fields_by_name["resize_param"].message_type
-    old = resize.entries.get("interp_mode") if resize is not None else None  # the sizes come from the message around it
-    if old is not None:
-        if len({value.value for value in old.values}) > 1:
-            why = "Caffe draws one of several for each image, and stagerun has one"
-            lost.append(Lost(old.place, "interp_mode", why, f"keep that: {old.values[0].value}, say"))
-        one = Entry(target.fields_by_name["interp_mode"], old.name, old.values[:1])
-        span = inner.entries["resize_param"].place
-        entries["resize_param"] = entry(kind, "resize_param", span, Block(target, span, {"interp_mode": one}))
-    return Block(kind, inner.place, entries)
+    made, resize = Block(kind, inner.place, entries), View(inner).inside("resize_param").block
+    old = resize.entries.get("interp_mode")  # the sizes come from the message around it
+    if old is None:
+        return made
+    if len({value.value for value in old.values}) > 1:
+        why = "Caffe draws one of several for each image, and stagerun has one"
+        lost.append(Lost(old.place, "interp_mode", why, f"keep that: {old.values[0].value}, say"))
+    target = kind.fields_by_name["resize_param"].message_type
+    one = replace(renamed(target, "interp_mode", old), values=old.values[:1])
+    return with_block(made, "resize_param", Block(target, inner.entries["resize_param"].place, {"interp_mode": one}))
 
 
 def _mean(old: Entry, caffes: Block, content: Content, lost: list[Lost]) -> dict[str, Entry]:
     """Translate a mean image; for resized images, whose pixels don't match it, to the mean of each channel."""
     file = str(old.values[0].value)
-    path_and_data = content(file)
-    means = channel_means(path_and_data[1]) if path_and_data is not None else None
-    if path_and_data is None or means is None:
-        fault = "is missing" if path_and_data is None else "is not a mean image"
+    path, data = content(file)
+    if (means := channel_means(data)) is None:
+        fault = "is not a mean image" if path else "is missing"
         lost.append(Lost(old.place, "mean_file", f"{file} {fault}", NO_MEAN))
         return {}
     if not caffes.entries.keys() & _RECTANGLES:
-        path = Value(path_and_data[0], quoted(file), old.place)
-        return {"mean_file": Entry(TRANSFORM.fields_by_name["mean_file"], old.name, (path,))}
+        found = Value(path, quoted(file), old.place)
+        return {"mean_file": Entry(TRANSFORM.fields_by_name["mean_file"], old.name, (found,))}
     why = "the pixels of resized images don't match a mean image: one number per channel is subtracted"
     lost.append(Lost(old.place, "mean_file", why, "each is the mean of the file's image", harmless=True))
     return {"mean_value": entry(TRANSFORM, "mean_value", old.place, *means)}
@@ -147,15 +145,10 @@ def _mean(old: Entry, caffes: Block, content: Content, lost: list[Lost]) -> dict
 @lru_cache(maxsize=4)
 def channel_means(data: bytes) -> tuple[float, ...] | None:
     """Return the mean of each channel of a .binaryproto; None if it is not a mean image."""
-    try:
-        blob = caffe_pb2.BlobProto.FromString(data)
-    except DecodeError:
-        return None
-    dims = list(blob.shape.dim) or [blob.num, blob.channels, blob.height, blob.width]
-    numbers = list(blob.data or blob.double_data)
-    channels = dims[-3] if len(dims) > 2 else 0
-    is_image = channels in (1, 3) and 0 < prod(dims) == len(numbers) and len(dims) <= 4 and prod(dims[:-3]) == 1
-    if not is_image or not all(map(isfinite, numbers)):
-        return None
-    size = len(numbers) // channels
-    return tuple(sum(numbers[k * size : (k + 1) * size]) / size for k in range(channels))
+    from stagerun.caffe.binary import read_mean  # numpy, which few schedules need
+
+    with suppress(ValueError):
+        means = tuple(sum(channel.ravel().tolist()) / channel.size for channel in read_mean(data))
+        if len(means) in (1, 3) and all(map(isfinite, means)):
+            return means
+    return None

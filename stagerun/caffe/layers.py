@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import prod
 
 from stagerun.base.wings import Ignored
-from stagerun.caffe.reading import MANY, Layer, Made, Net, Pass, Reading, Settings, Shape, alike, map_shapes, text
+from stagerun.caffe.reading import MANY, Blob, Layer, Made, Net, Pass, Reading, Settings, Shape, alike, map_shapes, text
 from stagerun.language.tree import Block, View
 
 
@@ -42,7 +42,7 @@ class InnerProduct(Settings, param="inner_product_param"):
             return None
         inputs, settings = prod(dims[axis - 1 :]), cls.written(layer, axis=axis)
         weight = (inputs, outputs) if settings.transpose else (outputs, inputs)
-        return Made(settings, ((*dims[: axis - 1], outputs),), layer.weights(weight, outputs))
+        return Made(settings, ((*dims[: axis - 1], outputs),), layer.weights(weight, (outputs,)))
 
     def multiply_adds(self, layer: Layer, bottom: Shape) -> int:
         return prod(layer.blobs[0].shape) * prod(layer.shapes[0][: self.axis - 1])
@@ -81,15 +81,13 @@ class BatchNorm(Settings, param="batch_norm_param", in_place=True):
     @classmethod
     def read(cls, layer: Reading) -> Made:
         view, channels = layer.view, layer.first[:1]
-        blobs = [layer.blob("weight", channels, "filler", 1.0)] if merged(layer.block) else []
-        if blobs and view.flag("bias_term"):
-            blobs.append(layer.blob("bias", channels, "bias_filler"))
+        blobs = layer.weights(channels, channels, "filler", 1.0) if merged(layer.block) else ()
         by_global = view.flag("use_global_stats") if view.has("use_global_stats") else None
         made = cls.written(layer, use_global_stats=by_global)
         fraction, hint = made.moving_average_fraction, "it is the share of the statistics so far"
         layer.require("moving_average_fraction", fraction, 0 <= fraction <= 1, "between 0 and 1", hint)
         layer.require("eps", made.eps, made.eps > 0, "above 0", "a variance may be 0, and is divided by")
-        return Made(made, (layer.first,), tuple(blobs))
+        return Made(made, (layer.first,), blobs)
 
 
 def merged(norm: Block) -> bool:
@@ -105,24 +103,15 @@ class Bias(Settings, param="bias_param", bottoms=(1, 2), in_place=True):
 
     @classmethod
     def read(cls, layer: Reading) -> Made | None:
-        if (axis_and_shape := cls.axis_and_shape(layer)) is None:
-            return None
-        axis, shape = axis_and_shape
-        blobs = (layer.blob("bias", shape, "filler"),) if len(layer.bottoms) == 1 else ()
-        return Made(cls(axis=axis), (layer.first,), blobs)
-
-    @staticmethod
-    def axis_and_shape(layer: Reading) -> tuple[int, Shape] | None:
-        """Return the axis and the shape of the added or multiplied values."""
         dims, view = layer.first, layer.view
         if len(layer.bottoms) == 2:
             other, axis = layer.dims[1], view.whole("axis") or 0
-            if axis not in (0, -1 - len(dims)) or not alike(dims[: len(other)], other):
-                hint = "" if axis == 0 else "write `axis: 0`: the second bottom is of the same images"
-                message = f"bottom {layer.bottom(1)}, {text(other)}, does not fit {layer.bottom()}, {text(dims)}"
-                layer.wrong("axis", message, hint)
-                return None
-            return 0, ()
+            if axis in (0, -1 - len(dims)) and alike(dims[: len(other)], other):
+                return Made(cls(axis=0), (dims,))
+            hint = "" if axis == 0 else "write `axis: 0`: the second bottom is of the same images"
+            message = f"bottom {layer.bottom(1)}, {text(other)}, does not fit {layer.bottom()}, {text(dims)}"
+            layer.wrong("axis", message, hint)
+            return None
         start, count = layer.axis(dims), view.whole("num_axes")
         if start is None or count is None:
             return None
@@ -130,7 +119,12 @@ class Bias(Settings, param="bias_param", bottoms=(1, 2), in_place=True):
             message = f"`num_axes: {count}` from axis {start} on is more than {text(dims)} has"
             layer.wrong("num_axes", message, "-1: all from `axis` on")
             return None
-        return start, dims[start - 1 :] if count == -1 else dims[start - 1 : start - 1 + count]
+        end = len(dims) if count == -1 else start - 1 + count
+        return Made(cls(axis=start), (dims,), cls.blobs(layer, dims[start - 1 : end]))
+
+    @staticmethod
+    def blobs(layer: Reading, shape: Shape) -> tuple[Blob, ...]:
+        return (layer.blob("bias", shape, "filler"),)
 
 
 class Scale(Bias, param="scale_param", bottoms=(1, 2), in_place=True):
@@ -139,15 +133,13 @@ class Scale(Bias, param="scale_param", bottoms=(1, 2), in_place=True):
 
     @classmethod
     def read(cls, layer: Reading) -> Made | None:
-        if (axis_and_shape := cls.axis_and_shape(layer)) is None:
-            return None
-        (axis, dims), alone = axis_and_shape, len(layer.bottoms) == 1
-        blobs = [layer.blob("weight", dims, "filler", 1.0)] if alone else []
-        if layer.view.flag("bias_term"):
-            if not alone:
-                layer.wrong("bias_term", "`bias_term` with two bottoms: the bias would be per image", "take it out")
-            blobs.append(layer.blob("bias", dims, "bias_filler"))
-        return Made(cls(axis=axis), (layer.first,), tuple(blobs))
+        if layer.view.flag("bias_term") and len(layer.bottoms) == 2:
+            layer.wrong("bias_term", "`bias_term` with two bottoms: the bias would be per image", "take it out")
+        return super().read(layer)
+
+    @staticmethod
+    def blobs(layer: Reading, shape: Shape) -> tuple[Blob, ...]:
+        return layer.weights(shape, shape, "filler", 1.0)
 
 
 class ReLU(Settings, param="relu_param", in_place=True):
@@ -213,18 +205,16 @@ class SoftmaxWithLoss(Settings, param="loss_param", bottoms=(2, 2), tops=(0, 2))
 
     @classmethod
     def read(cls, layer: Reading) -> Made:
-        loss, whole = layer.view, View(layer.block)
-        at_loss = layer.of(whole)
-        _require_classes_at_1(layer.of(whole.inside("softmax_param")))
-        _require_labels(layer)
-        weights = whole.numbers("loss_weight")
+        loss, whole = layer.view, layer.of(View(layer.block))
+        _require_judgeable(layer.of(whole.view.inside("softmax_param")))
+        weights = whole.view.numbers("loss_weight")
         if (weights and len(weights) != max(1, layer.tops)) or any(weights[1:]):
             message = f"{len(weights)} `loss_weight` for {layer.tops} tops, whose first is the loss"
-            at_loss.wrong("loss_weight", message, "give one for each, 0 for the second")
+            whole.wrong("loss_weight", message, "give one for each, 0 for the second")
         normalization = loss.text("normalization")
         if loss.has("normalize") and not loss.has("normalization"):
             normalization = "VALID" if loss.flag("normalize") else "BATCH_SIZE"
-        weight = at_loss.single("loss_weight", weights[0]) if weights else 1.0
+        weight = whole.single("loss_weight", weights[0]) if weights else 1.0
         made = cls.written(layer, normalization=normalization, loss_weight=weight)
         smoothing, hint = made.label_smoothing, "it is the share that is spread over all classes"
         layer.require("label_smoothing", smoothing, 0 <= smoothing < 1, "at least 0 and below 1", hint)
@@ -238,23 +228,20 @@ class Accuracy(Settings, param="accuracy_param", bottoms=(2, 2), tops=(1, 2)):
     @classmethod
     def read(cls, layer: Reading) -> Made:
         made, dims = cls.written(layer), layer.first
-        _require_labels(layer)
-        _require_classes_at_1(layer)
+        _require_judgeable(layer)
         if not made.top_k or (dims and 0 < dims[0] < made.top_k):
             message = f"`top_k: {made.top_k}` of {dims[0] if dims else 0} classes"
             layer.wrong("top_k", message, "at least 1, at most all of them")
         return Made(made, ((),) * layer.tops)
 
 
-def _require_classes_at_1(layer: Reading) -> None:
-    if layer.view.whole("axis") != 1:
-        layer.wrong("axis", "the classes are along axis 1", "take it out")
-
-
-def _require_labels(layer: Reading) -> None:
+def _require_judgeable(layer: Reading) -> None:
+    """Add a mistake unless the classes are along axis 1, and the second bottom is labels. `layer`: read in the message with `axis`."""
     labels = layer.dims[1]
     if labels and prod(labels) > 1:
         layer.fail(f"bottom {layer.bottom(1)}, {text(labels)}, is not labels", "the labels are the second bottom")
+    if layer.view.whole("axis") != 1:
+        layer.wrong("axis", "the classes are along axis 1", "take it out")
 
 
 # -- the losses of a net together
@@ -270,13 +257,12 @@ def ignored(net: Net, own_loss: bool) -> Ignored:
     """Return the labels that the layers of a net ignore. `own_loss`: the stage's loss replaces the net's. Training ignores a label if every
     loss does. An evaluation with only a loss, or only an Accuracy, ignores that layer's label for both."""
     accuracies, losses = _of_logits(net.test, Accuracy), _of_logits(net.test, SoftmaxWithLoss)
-    label = _label(accuracies or losses)
     if own_loss:
         return Ignored(accuracy=_label(accuracies))
     return Ignored(
         train=_label(trained_losses(net.train)),
-        loss=_label(losses) if losses else label,
-        accuracy=label,
+        loss=_label(losses or accuracies),
+        accuracy=_label(accuracies or losses),
         of_all=any(loss.normalization in ("FULL", "BATCH_SIZE") for loss in losses),  # type: ignore[union-attr]
     )
 

@@ -4,7 +4,6 @@ from itertools import pairwise
 from math import prod
 
 from stagerun.caffe.reading import MANY, MOST_AXES, Layer, Made, Reading, Settings, Shape, alike, text
-from stagerun.language.lexer import shown
 
 Pair = tuple[int, int]  # (height, width)
 
@@ -35,11 +34,11 @@ class Convolution(Settings, param="convolution_param", types=("Convolution", "De
             return None
         channels, *sides = dims
         made = cls(**window, group=group, transposed=layer.type == "Deconvolution")
-        sizes = tuple(made.size(n, side) for side, n in enumerate(sides))
+        sizes = tuple(map(made.size, sides, made.stride, made.pad, made.extent))
         if not _has_window(layer, dims, sizes, made.extent):
             return None
         weight = (channels, outputs // group) if made.transposed else (outputs, channels // group)
-        return Made(made, ((outputs, *sizes),), layer.weights((*weight, *made.kernel), outputs))
+        return Made(made, ((outputs, *sizes),), layer.weights((*weight, *made.kernel), (outputs,)))
 
     @property
     def extent(self) -> Pair:
@@ -47,11 +46,10 @@ class Convolution(Settings, param="convolution_param", types=("Convolution", "De
         (h, w), (dh, dw) = self.kernel, self.dilation
         return dh * (h - 1) + 1, dw * (w - 1) + 1
 
-    def size(self, size: int, side: int) -> int:
-        """Return the top's height (side 0) or width (1)."""
+    def size(self, size: int, stride: int, pad: int, extent: int) -> int:
+        """Return the top's height or width."""
         if not size:
             return 0
-        stride, pad, extent = self.stride[side], self.pad[side], self.extent[side]
         return stride * (size - 1) + extent - 2 * pad if self.transposed else (size + 2 * pad - extent) // stride + 1
 
     def multiply_adds(self, layer: Layer, bottom: Shape) -> int:
@@ -88,8 +86,7 @@ class Pooling(Settings, param="pooling_param"):
             return Made(cls(method=method, kernel=None, ceil=ceil), ((channels, 1, 1),))
         if (window := _window(layer)) is None:
             return None
-        made = cls(**window, method=method, ceil=ceil)
-        kernel = window["kernel"]
+        made, kernel = cls(**window, method=method, ceil=ceil), window["kernel"]
         if any(p > k // 2 for p, k in zip(made.pad, kernel, strict=True)):
             message = f"a pad of {text(made.pad)} is more than half the kernel, {text(kernel)}"
             layer.wrong("pad", message, "torch pools with half a window of padding at most")
@@ -120,43 +117,42 @@ class Pooling(Settings, param="pooling_param"):
         return count - (any(self.pad) and (count - 1) * stride >= size + pad)
 
 
-# The field with one number for each part of a window, and its default.
-_WINDOW = {"kernel": ("kernel_size", None), "stride": ("stride", 1), "pad": ("pad", 0), "dilation": ("dilation", 1)}
+# The field with one number or two for each part of a window, and its default. A kernel has none.
+_WINDOW = {"kernel": ("kernel_size", 0), "stride": ("stride", 1), "pad": ("pad", 0), "dilation": ("dilation", 1)}
 
 
 def _window(layer: Reading) -> dict[str, Pair] | None:
     """Return kernel, stride, pad and, if the message has it, dilation; None after a mistake."""
     fields = layer.view.block.kind.fields_by_name
-    named = {name: _pair(layer, field, name, n) for name, (field, n) in _WINDOW.items() if field in fields}
-    window = {name: pair for name, pair in named.items() if pair is not None}
+    named = {part: _pair(layer, part, *row) for part, row in _WINDOW.items() if row[0] in fields}
+    window = {part: pair for part, pair in named.items() if pair is not None}
     if len(window) < len(named):
         return None
-    for name, pair in window.items():
-        if name != "pad" and 0 in pair:
-            field = _WINDOW[name][0]
+    for part, pair in window.items():
+        if part != "pad" and 0 in pair:
+            field = _WINDOW[part][0]
             layer.wrong(field, f"`{field}` must be at least 1", f"write `{field}: 1`")
             return None
     return window
 
 
-def _pair(layer: Reading, name: str, short: str, default: int | None) -> Pair | None:
-    """Read a setting that is one number, two, or `short`_h and `short`_w; None after a mistake."""
-    view, fields = layer.view, layer.view.block.kind.fields_by_name
-    sides = [f"{short}_{side}" for side in "hw" if f"{short}_{side}" in fields and view.has(f"{short}_{side}")]
+def _pair(layer: Reading, part: str, name: str, default: int) -> Pair | None:
+    """Read a setting that is one number, two, or `part`_h and `part`_w; None after a mistake."""
+    view = layer.view
+    sides = [f"{part}_{side}" for side in "hw" if view.has(f"{part}_{side}")]
     values = [int(n) for n in view.numbers(name)]
     if sides and values:
         layer.wrong(name, f"both `{name}` and `{sides[0]}` are set", "take one of them out")
-    elif len(sides) == 1 and default is None:
-        message = f"`{short}_h` and `{short}_w` must be set together"
-        layer.wrong(sides[0], message, "give the other one, too")
+    elif len(sides) == 1 and part == "kernel":
+        layer.wrong(sides[0], "`kernel_h` and `kernel_w` must be set together", "give the other one, too")
     elif sides:
-        high, wide = (view.whole(f"{short}_{side}") for side in "hw")
-        return (default or 0) if high is None else high, (default or 0) if wide is None else wide
+        high, wide = (view.whole(f"{part}_{side}") for side in "hw")
+        return default if high is None else high, default if wide is None else wide
     elif len(values) > 2:
         layer.wrong(name, f"`{name}` has {len(values)} values, and a map has two axes", "give one or two")
     elif values:
         return values[0], values[-1]
-    elif default is None:
+    elif part == "kernel":
         layer.wrong(name, f"`{name}` is missing", f"write `{name}: 3`")
     else:
         return default, default
@@ -167,13 +163,12 @@ def _fits_groups(layer: Reading, channels: int, outputs: int, group: int) -> boo
     if group < 1:
         layer.wrong("group", "`group` must be at least 1", "take it out: 1 is the default")
         return False
-    for subject, number in (
-        (f"bottom {layer.bottom()} has {channels} channels,", channels),
-        (f"`num_output: {outputs}`, and", outputs),
-    ):
-        if number % group:
-            hint = "groups share channels and outputs evenly"
-            layer.wrong("group", f"{subject} group {group} does not divide it", hint)
+    hint = "groups share channels and outputs evenly"
+    if channels % group:
+        message = f"bottom {layer.bottom()} has {channels} channels, group {group} does not divide it"
+        layer.wrong("group", message, hint)
+    if outputs % group:
+        layer.wrong("group", f"`num_output: {outputs}`, and group {group} does not divide it", hint)
     return not (outputs % group or channels % group)
 
 
@@ -197,10 +192,10 @@ class Concat(Settings, param="concat_param", bottoms=(1, MANY)):
         if (axis := layer.axis(first, older="concat_dim")) is None:
             return None
         at = axis - 1
-        for name, dims in zip(layer.bottoms, layer.dims, strict=True):
+        for i, dims in enumerate(layer.dims):
             if len(dims) != len(first) or not alike(dims[:at] + dims[axis:], first[:at] + first[axis:]):
-                other = f"{shown(layer.bottoms[0])}, {text(first)}"
-                message = f"bottom {shown(name)}, {text(dims)}, and {other}, differ outside axis {axis}"
+                other = f"{layer.bottom()}, {text(first)}"
+                message = f"bottom {layer.bottom(i)}, {text(dims)}, and {other}, differ outside axis {axis}"
                 layer.fail(message, "all other axes must be equal")
                 return None
         sizes = [dims[at] for dims in layer.dims]
@@ -259,9 +254,9 @@ class Eltwise(Settings, param="eltwise_param", bottoms=(2, MANY), in_place=True)
             layer.wrong("coeff", f"`coeff` is for SUM, not for {operation}", "take it out")
         elif coeff and len(coeff) != len(layer.bottoms):
             layer.wrong("coeff", f"{len(coeff)} `coeff` for {len(layer.bottoms)} bottoms", "give one for each")
-        for name, dims in zip(layer.bottoms, layer.dims, strict=True):
+        for i, dims in enumerate(layer.dims):
             if not alike(dims, layer.first):
-                message = f"bottom {shown(name)} is {text(dims)}, and {layer.bottom()} is {text(layer.first)}"
+                message = f"bottom {layer.bottom(i)} is {text(dims)}, and {layer.bottom()} is {text(layer.first)}"
                 layer.fail(message, "they must be equal")
                 return None
         shape = next((dims for dims in layer.dims if 0 not in dims), layer.first)

@@ -50,10 +50,12 @@ class Statistics(Blobs, KeptStatistics):
         self.register_buffer("batch_var", torch.zeros(features), persistent=False)
 
     def normalised(
-        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, keep: bool | None
+        self, held: Sequence[Held], eps: float, by_global: bool, keep: bool, bottoms: Sequence[Tensor]
     ) -> Tensor:
-        """Normalise by the running statistics if `keep` is None; else by the batch's statistics, and keep them if `keep`."""
-        if keep is None:
+        """Normalise by the running statistics if `by_global`, or if `freeze` has put a layer that trains into evaluation mode; else by the
+        batch's statistics, and keep them if `keep`."""
+        (x,), (weight, bias) = bottoms, (*_values(held), None, None)[:2]
+        if by_global or (keep and not self.training):
             return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, False, 0.0, eps)
         if x.numel() == x.shape[1]:  # one number per channel, which torch refuses: its variance is 0
             if keep:
@@ -62,9 +64,8 @@ class Statistics(Blobs, KeptStatistics):
             zero = (x - x).transpose(1, -1)
             zero = zero if weight is None else zero * weight
             return (zero if bias is None else zero + bias).transpose(1, -1)
-        if keep:
-            return F.batch_norm(x, self.batch_mean, self.batch_var, weight, bias, True, 1.0, eps)
-        return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
+        mean, variance = (self.batch_mean, self.batch_var) if keep else (None, None)
+        return F.batch_norm(x, mean, variance, weight, bias, True, 1.0, eps)
 
 
 def build(net: Net) -> "Network":
@@ -149,8 +150,8 @@ class Network(nn.Module):
     def _plan(self, alone: bool) -> None:
         planned = steps_of(self._net.train, training=True, alone=alone)
         self._train = self._ready(planned, testing=False)
-        norms = [(one.layer.name, one.layer.settings) for one in planned.steps]
-        moving = {name for name, s in norms if isinstance(s, BatchNorm) and not s.use_global_stats}
+        layers = [(step.layer.name, step.layer.settings) for step in planned.steps]
+        moving = {name for name, s in layers if isinstance(s, BatchNorm) and not s.use_global_stats}
         named = self._modules.items()
         self._still = [m for name, m in named if isinstance(m, Statistics) and name not in moving]
         self.train(self.training)
@@ -184,7 +185,7 @@ class Network(nn.Module):
         by_global = testing if settings.use_global_stats is None else settings.use_global_stats
         statistics = self.get_submodule(step.layer.name)
         assert isinstance(statistics, Statistics)
-        return partial(_normalised, statistics, held, settings.eps, by_global, not testing)
+        return partial(statistics.normalised, held, settings.eps, by_global, not testing)
 
 
 def _values(held: Sequence[Held]) -> list[Tensor]:
@@ -196,15 +197,6 @@ def _computed(function: Callable, layer: Layer, held: Sequence[Held], x: Sequenc
         return function(layer.settings, *x, *_values(held))
     except WrongSize as error:
         raise UsageError(f"layer `{layer.name}` {error}", _CROP) from None
-
-
-def _normalised(
-    statistics: Statistics, held: Sequence[Held], eps: float, by_global: bool, keep: bool, x: Sequence[Tensor]
-) -> Tensor:
-    weight, bias = (*_values(held), None, None)[:2]
-    # In training, `freeze` puts a layer into evaluation mode, so that it uses its running statistics.
-    kept = None if by_global or (keep and not statistics.training) else keep
-    return statistics.normalised(x[0], weight, bias, eps, kept)
 
 
 # -- layers

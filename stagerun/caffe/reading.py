@@ -3,9 +3,9 @@ phases and image shapes. A size of 0 is still unknown, such as an image's."""
 
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from math import prod
-from typing import ClassVar, Self, dataclass_transform
+from typing import ClassVar, NamedTuple, Self, dataclass_transform
 
 from google.protobuf.descriptor import FieldDescriptor
 
@@ -20,8 +20,7 @@ from stagerun.language.tree import Block, View
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blob:
+class Blob(NamedTuple):
     """A parameter. `name` is its name in the network's state, `conv1.weight`; a shared parameter is named after its first layer."""
 
     name: str
@@ -31,8 +30,7 @@ class Blob:
     decay_mult: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class Layer(NamedTuple):
     """A layer. `bottoms` and `tops` are names of maps; a top that is also a bottom is computed in place. `shapes`: those tops' shapes,
     () for a loss and for labels."""
 
@@ -45,8 +43,7 @@ class Layer:
     blobs: tuple[Blob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class Pass(NamedTuple):
     """The layers of one phase in order. `images` and `labels`: the input maps ('' without labels).
     `logits`: the output, [classes] for each image: the first bottom of the last SoftmaxWithLoss, else of an Accuracy or a Softmax,
     else the last unused top."""
@@ -57,8 +54,7 @@ class Pass:
     logits: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Net:
+class Net(NamedTuple):
     """Both phases; layers of the same name share their blobs. `shape`: an image's. `text`: the canonical form of the prototxt."""
 
     name: str
@@ -133,8 +129,7 @@ class Settings:
         return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(NamedTuple):
     """A layer as read. `tops`: None for an unknown shape."""
 
     settings: Settings
@@ -142,8 +137,7 @@ class Made:
     blobs: tuple[Blob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """A layer's text, and the shapes of its bottoms. `view`: the message with its settings."""
 
     block: Block
@@ -161,7 +155,7 @@ class Reading:
 
     def of(self, view: View) -> "Reading":
         """Return the same layer, read in another of its messages."""
-        return replace(self, view=view)
+        return self._replace(view=view)
 
     def bottom(self, at: int = 0) -> str:
         """Return a bottom's name for messages."""
@@ -224,10 +218,10 @@ class Reading:
             self.wrong("num_output", "`num_output` must be at least 1", "write how many outputs the layer has")
         return count
 
-    def weights(self, weight: Shape, outputs: int) -> tuple[Blob, ...]:
+    def weights(self, weight: Shape, bias: Shape, field: str = "weight_filler", value: float = 0.0) -> tuple[Blob, ...]:
         """Return the weight, and the bias if the layer has one."""
-        blobs = (self.blob("weight", weight, "weight_filler"),)
-        return (*blobs, self.blob("bias", (outputs,), "bias_filler")) if self.view.flag("bias_term") else blobs
+        blobs = (self.blob("weight", weight, field, value),)
+        return (*blobs, self.blob("bias", bias, "bias_filler")) if self.view.flag("bias_term") else blobs
 
     def blob(self, part: str, dims: Shape, field: str, value: float = 0.0) -> Blob:
         name = f"{View(self.block).text('name') or ''}.{part}"
@@ -299,19 +293,18 @@ def layers_in(layers: Iterable[Block], phase: str) -> list[Block]:
 
 
 def top_shapes(layer: Block) -> list[tuple[int, ...]]:
-    """Return the shape of each top of an Input or DummyData layer, with Caffe's first axis; [] for other layers."""
+    """Return the shape of each top of an Input or DummyData layer, without Caffe's first axis; [] for other layers."""
     view = View(layer)
     if (message := SHAPED.get(type_of(layer))) is None:
         return []
     settings, tops = view.inside(message), len(view.texts("top"))
-    shapes = [tuple(int(n) for n in shape.numbers("dim")) for shape in settings.views("shape")]
+    shapes = [tuple(int(n) for n in shape.numbers("dim")[1:]) for shape in settings.views("shape")]
     return shapes * tops if len(shapes) == 1 else shapes
 
 
 def map_shapes(layer: Block) -> list[tuple[int, ...]]:
     """Return the shapes for one image; () for labels, which have one to four axes in Caffe."""
-    shapes = (dims[1:] for dims in top_shapes(layer))
-    return [() if dims in ((1,), (1, 1), (1, 1, 1)) else dims for dims in shapes]
+    return [() if dims in ((1,), (1, 1), (1, 1, 1)) else dims for dims in top_shapes(layer)]
 
 
 def image_shape(layer: Block) -> tuple[int, int, int] | None:

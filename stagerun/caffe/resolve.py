@@ -1,8 +1,7 @@
 """Resolution of a net's text to a `net.Net`: a walk through each phase follows the maps, their shapes, the shared parameters and the
 output, and reports every mistake at its position."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import islice
 from math import prod
@@ -31,7 +30,7 @@ from stagerun.caffe.reading import (
 )
 from stagerun.caffe.text import LAYERS, TOO_MANY, NetText, read
 from stagerun.language.lexer import MOST_MISTAKES, TooManyMistakes, shown
-from stagerun.language.tree import Block, View
+from stagerun.language.tree import Block, Value, View
 
 Image = tuple[int, int, int]
 LABELS: Shape = ()
@@ -42,18 +41,13 @@ RATES = ("lr_mult", "decay_mult")
 
 
 class Walk:
-    """The state of a walk through the layers of a phase. `kept`: the layers of both phases. A phase without a data layer uses the other
-    phase's."""
+    """The state of a walk through the layers of a phase. A phase without a data layer uses the `other` phase's."""
 
-    def __init__(
-        self, net: NetText, phase: str, kept: Mapping[str, list[Block]], shape: Image | None, problems: Problems
-    ) -> None:
+    def __init__(self, net: NetText, phase: str, other: str, shape: Image | None, problems: Problems) -> None:
         self.net, self.shape, self.problems = net, shape, problems
-        (other,) = (kept[one] for one in PHASES if one != phase)
-        images = () if any(type_of(one) in IMAGES for one in kept[phase]) else other
-        self.layers = [*(one for one in images if type_of(one) in IMAGES), *kept[phase]]
-        others = [*other, *reversed(self.layers)]
-        self.elsewhere = {top: block for block in others for top in View(block).texts("top")}
+        own, others = layers_in(net.layers, phase), layers_in(net.layers, other)
+        self.layers = own if net.readers(phase) else [*net.readers(other), *own]
+        self.elsewhere = {top: block for block in (*others, *self.layers[::-1]) for top in View(block).texts("top")}
         self.name = ""  # of the current layer
         self.maps: dict[str, Shape | None] = {}
         self.makers: dict[str, Block] = {}
@@ -62,8 +56,7 @@ class Walk:
         self.images = self.labels = self.logits = ""
         self.no_maps: set[str] = set()  # labels, and tops of an Accuracy
         self.passed_layers: list[Layer] = []
-        self.blobs: dict[str, Blob] = {}  # by name
-        self.spans: dict[str, Span] = {}  # of each blob's first layer
+        self.blobs: dict[str, tuple[Blob, Span]] = {}  # by name, with the place of its first layer
         self.shared: dict[str, str] = {}  # parameter names by the name in `param`
         # Each multiplier, and the line of its layer.
         self.rated: dict[tuple[str, str], tuple[float, int]] = {}
@@ -88,9 +81,8 @@ class Walk:
             if not self.logits and not self.unknown:
                 self.problems.add(self.net.place, "no layer computes anything", "write the layers of a network")
             elif self._are_logits() and not self.unknown and len(self.size_of(self.images)) == 3:
-                settled = (replace(one, blobs=tuple(map(self._settled, one.blobs))) for one in self.passed_layers)
-                layers = tuple(settled)
-                return Pass(layers=layers, images=self.images, labels=self.labels, logits=self.logits)
+                settled = (one._replace(blobs=tuple(map(self._settled, one.blobs))) for one in self.passed_layers)
+                return Pass(layers=tuple(settled), images=self.images, labels=self.labels, logits=self.logits)
         return None
 
     def fail(self, span: Span, message: str, hint: str = "") -> None:
@@ -107,24 +99,24 @@ class Walk:
         if written and (twin := self.names.setdefault(written, block)) is not block:
             self.fail(span, "another layer has this name", f"it is in line {twin.place.line}")
         self._refuse_unbuilt(block, kind)
-        bottoms, tops = view.texts("bottom"), view.texts("top")
-        dims = tuple(self._taken(block, i, bottom) for i, bottom in enumerate(bottoms))
+        bottoms, tops = (block.entries[name].values if name in block.entries else () for name in ("bottom", "top"))
+        dims = tuple(map(self._taken, bottoms))
         fits = self._count(span, kind, "bottom", len(bottoms), row.bottoms)
         fits &= self._count(span, kind, "top", len(tops), row.tops)
         before = self.problems.count(self.net.path)
         settings = view.inside(row.param) if row.param else view
-        shapes_in = tuple(shape for shape in dims if shape is not None)
-        reading = Reading(block, kind, self.name, bottoms, shapes_in, len(tops), self.problems, settings)
+        names, shapes_in = view.texts("bottom"), tuple(shape for shape in dims if shape is not None)
+        reading = Reading(block, kind, self.name, names, shapes_in, len(tops), self.problems, settings)
         made = row.read(reading) if fits and len(shapes_in) == len(dims) else None
         if made is not None:
             made = self._read_images(view, tops, made) if kind in IMAGES else made
             made = self._filled_by_norm(reading, made) if kind == "Scale" else made
-            self._refuse_labels(block, kind, bottoms)
+            self._refuse_labels(kind, bottoms)
             if not written and (made.blobs or kind == "BatchNorm"):
                 self.fail(span, "it has no `name`", "parameters and statistics are stored under the layer's name")
         shapes = made.tops if made is not None else (None,) * len(tops)
         for i, (top, shape) in enumerate(zip(tops, shapes, strict=True)):
-            self._put(block, i, shape, row.in_place and bottoms[i : i + 1] == (top,))
+            self._put(block, top, shape, row.in_place and names[i : i + 1] == (top.value,))
         if made is None or self.problems.count(self.net.path) > before:
             self.unknown = True
             self.failed |= kind in JUDGES  # else another map would pass for the logits
@@ -135,8 +127,8 @@ class Walk:
                 name=written,
                 type=kind,
                 settings=made.settings,
-                bottoms=bottoms,
-                tops=tops,
+                bottoms=names,
+                tops=view.texts("top"),
                 shapes=tuple(dims or () for dims in shapes),
                 blobs=self._parameters(block, made.blobs),
             )
@@ -163,32 +155,33 @@ class Walk:
                 message = "`propagate_down: false` isn't supported"
                 self.fail(value.span, message, "write `lr_mult: 0` in the layers below")
 
-    def _taken(self, block: Block, at: int, bottom: str) -> Shape | None:
-        self.untaken.pop(bottom, None)
-        span = block.entries["bottom"].values[at].span
-        if bottom in self.maps:
-            return self.maps[bottom]
-        if (other := self.elsewhere.get(bottom)) is not None:
-            message = f"no earlier layer has the top {shown(bottom)}, only {shown(name_of(other))}"
+    def _taken(self, bottom: Value) -> Shape | None:
+        name = str(bottom.value)
+        self.untaken.pop(name, None)
+        if name in self.maps:
+            return self.maps[name]
+        message = f"no layer has the top {shown(name)}"
+        if (other := self.elsewhere.get(name)) is not None:
+            message = (
+                f"no earlier layer has the top {shown(name)}, only {shown(name_of(other))} in line {other.place.line}"
+            )
             hint = "layers run in the order of the text, and `include` and `exclude` choose a phase's layers"
-            self.fail(span, f"{message} in line {other.place.line}", hint)
         else:
-            hint = nearest(bottom, islice(self.maps, MOST_CANDIDATES)) or "a bottom is the top of an earlier layer"
-            self.fail(span, f"no layer has the top {shown(bottom)}", hint)
-        self.maps[bottom] = None  # report it once
+            hint = nearest(name, islice(self.maps, MOST_CANDIDATES)) or "a bottom is the top of an earlier layer"
+        self.fail(bottom.span, message, hint)
+        self.maps[name] = None  # report it once
         return None
 
-    def _refuse_labels(self, block: Block, kind: str, bottoms: Sequence[str]) -> None:
+    def _refuse_labels(self, kind: str, bottoms: Sequence[Value]) -> None:
         for i, bottom in enumerate(bottoms):
-            if bottom in self.no_maps and kind != "Silence" and not (kind in TAKE_LABELS and i == 1):
+            name = str(bottom.value)
+            if name in self.no_maps and kind != "Silence" and not (kind in TAKE_LABELS and i == 1):
                 hint = "labels are the second bottom of a loss or an Accuracy, and nothing takes the top of an Accuracy"
-                span = block.entries["bottom"].values[i].span
-                self.fail(span, f"bottom {shown(bottom)} is not a map of images", hint)
+                self.fail(bottom.span, f"bottom {shown(name)} is not a map of images", hint)
 
-    def _put(self, block: Block, at: int, dims: Shape | None, in_place: bool) -> None:
+    def _put(self, block: Block, value: Value, dims: Shape | None, in_place: bool) -> None:
         """Add a layer's top to the maps."""
-        kind, value = type_of(block), block.entries["top"].values[at]
-        top, span = str(value.value), value.span
+        kind, top, span = type_of(block), str(value.value), value.span
         if top in self.makers and not in_place:
             if top in View(block).texts("bottom"):
                 self.fail(span, f"{kind} can't be computed in place", "give its top another name")
@@ -206,12 +199,12 @@ class Walk:
         self.maps[top], self.makers[top] = dims, block
         self.untaken[top] = None
 
-    def _read_images(self, view: View, tops: Sequence[str], made: Made) -> Made:
+    def _read_images(self, view: View, tops: Sequence[Value], made: Made) -> Made:
         """Tell the images from the labels among the tops of a layer that reads images."""
         shapes: list[Shape | None] = []
         from_disk = view.text("type") in ("Data", "ImageData")
-        for i, (top, dims) in enumerate(zip(tops, made.tops, strict=True)):
-            span = view.block.entries["top"].values[i].span
+        for i, (value, dims) in enumerate(zip(tops, made.tops, strict=True)):
+            top, span = str(value.value), value.span
             if i == 0 if from_disk else dims is not None and len(dims) == 3:
                 if self.images:
                     self.fail(span, f"{shown(self.images)} are images already", "an image classifier takes one")
@@ -225,19 +218,18 @@ class Walk:
                 size = f"a shape of {len(dims) + 1} axes" if dims is not None else "no shape"
                 self.fail(span, f"top {shown(top)} has {size}: neither images nor labels", "images have 4 axes")
                 shapes.append(None)
-        return replace(made, tops=tuple(shapes))
+        return made._replace(tops=tuple(shapes))
 
     def _filled_by_norm(self, scale: Reading, made: Made) -> Made:
         """Use the fillers of the BatchNorm before a Scale: Intel's Caffe joins the two layers."""
-        norm = self.makers.get(scale.bottoms[0]) if len(scale.bottoms) == 1 else None
-        inside = norm.block("batch_norm_param") if norm is not None and type_of(norm) == "BatchNorm" else None
-        if norm is None or inside is None or merged(norm):
+        norm = self.makers.get(scale.bottoms[0])
+        if norm is None or type_of(norm) != "BatchNorm" or merged(norm):
             return made
-        blobs = list(made.blobs)
+        inside, blobs = scale.of(View(norm).inside("batch_norm_param")), list(made.blobs)
         for i, (blob, field, value) in enumerate(zip(blobs, ("filler", "bias_filler"), (1.0, 0.0), strict=False)):
-            if field in inside.entries:
-                blobs[i] = replace(blob, filler=scale.of(View(inside)).filler(field, value))
-        return replace(made, blobs=tuple(blobs))
+            if inside.view.has(field):
+                blobs[i] = blob._replace(filler=inside.filler(field, value))
+        return made._replace(blobs=tuple(blobs))
 
     def _find_logits(self) -> str:
         """Return the logits that `net.Pass` describes; for a Softmax its bottom, whose name is the same if computed in place."""
@@ -285,30 +277,29 @@ class Walk:
                 part = made.name.rpartition(".")[2]
                 self.fail(block.place, f"its {part} has {size} values, more than {LARGEST}", TOO_LARGE)
             made = self._shared(made, param, block.place) if param is not None else made
-            self.blobs.setdefault(made.name, made)
-            self.spans.setdefault(made.name, block.place)
+            self.blobs.setdefault(made.name, (made, block.place))
             blobs.append(made)
         return tuple(blobs)
 
     def _shared(self, blob: Blob, param: View, span: Span) -> Blob:
         """Return an earlier layer's parameter with the same name in `param`, if any. The first layer with a multiplier sets it for all."""
         name = param.text("name") or ""
-        owner = self.blobs.get(self.shared.setdefault(name, blob.name), blob) if name else blob
+        first_name = self.shared.setdefault(name, blob.name) if name else ""
+        owner, place = self.blobs.get(first_name, (blob, span))
         if not alike(blob.shape, owner.shape):
-            other = f"{text(owner.shape)} in line {self.spans[owner.name].line}"
-            message = f"parameter {shown(name)} is {text(blob.shape)} here and {other}"
+            message = f"parameter {shown(name)} is {text(blob.shape)} here and {text(owner.shape)} in line {place.line}"
             self.fail(param.place("name"), message, "shared parameters have one shape")
         for field in filter(param.has, RATES):
             value = param.number(field) or 0.0
             first, line = self.rated.setdefault((owner.name, field), (value, span.line))
             if first != value:
                 self.fail(param.place(field), f"`{field}` of {shown(name)} differs in line {line}", "give one")
-        return replace(blob, name=owner.name, filler=owner.filler)
+        return blob._replace(name=owner.name, filler=owner.filler)
 
     def _settled(self, blob: Blob) -> Blob:
         """Return the blob with the multipliers that its layers settled on."""
         lr, decay = (self.rated.get((blob.name, field), (1.0, 0))[0] for field in RATES)
-        return replace(blob, lr_mult=lr, decay_mult=decay)
+        return blob._replace(lr_mult=lr, decay_mult=decay)
 
 
 # -- both phases
@@ -320,26 +311,26 @@ def resolve(net: NetText, shape: Image | None, problems: Problems) -> Net | None
     """Build the net; None after a mistake or if a size is unknown. Without `shape`, check all that doesn't need it.
     `shape`: of an image, (channels, height, width); overrides Input and DummyData. A phase without a data layer uses
     the other's."""
-    kept = {phase: layers_in(net.layers, phase) for phase in PHASES}
     before = problems.count(net.path)
-    one, other = (Walk(net, phase, kept, shape, problems) for phase in PHASES)
+    one, other = (Walk(net, *phases, shape, problems) for phases in (PHASES, PHASES[::-1]))
     trained, tested = one.passed(), other.passed()
     if problems.count(net.path) > before or trained is None or tested is None:
         return None
-    for name, blob in one.blobs.items():
-        twin = other.blobs.get(name, blob)
+    for name, (blob, span) in one.blobs.items():
+        twin, _ = other.blobs.get(name, (blob, span))
         if twin.shape != blob.shape:
             message = f"{name} is {text(blob.shape)} in training and {text(twin.shape)} in testing"
-            problems.add(one.spans[name], message, "layers of the same name have the same parameters")
+            problems.add(span, message, "layers of the same name have the same parameters")
     classes, others = (walk.size_of(walk.logits)[0] for walk in (one, other))
     if classes != others:
         message = f"the number of classes is {classes} in training and {others} in testing"
         problems.add(net.place, message, "both phases have the same outputs")
-    sizes = {name: prod(blob.shape) for name, blob in one.blobs.items()}
+    sizes = {name: prod(blob.shape) for name, (blob, _) in one.blobs.items()}
     if (total := sum(sizes.values())) > MOST_PARAMETERS:
         largest = max(sizes, key=lambda name: sizes[name])
         message = f"the net has {total:,} parameters, {sizes[largest]:,} of them in {largest}"
-        problems.add(one.spans[largest], message, f"at most {MOST_PARAMETERS:,} are built: is a `num_output` wrong?")
+        hint = f"at most {MOST_PARAMETERS:,} are built: is a `num_output` wrong?"
+        problems.add(one.blobs[largest][1], message, hint)
     if problems.count(net.path) > before:
         return None
     size = one.size_of(one.images)

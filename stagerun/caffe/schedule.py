@@ -76,8 +76,7 @@ class CaffeNets(nets.Nets):
 
     def _source(self, layer: Block, path: str) -> Block | None:
         """Return the `source` of a data layer as a Source."""
-        settings = layer.block(DATA[type_of(layer)])
-        named = settings.entries.get("source") if settings is not None else None
+        named = View(layer).inside(DATA[type_of(layer)]).block.entries.get("source")
         if named is None:
             return None
         written = _path(named)
@@ -103,10 +102,10 @@ class CaffeNets(nets.Nets):
         block = ranges.sound(Block(SOLVER, net.place, settings), self.problems)
         return self.with_sources(block, model) if from_net else block
 
-    def _mean(self, net: str, path: str) -> tuple[str, bytes] | None:
+    def _mean(self, net: str, path: str) -> tuple[str, bytes]:
         absolute = self.files.find(path, net)
         data = self.files.content(absolute) if absolute else None
-        return (absolute, data) if data is not None else None
+        return (absolute, data) if data is not None else ("", b"")
 
     def check_means(self, settings: Block, channels: int | None, path_of: Callable[[str], str]) -> None:
         for field in CROPS:
@@ -159,14 +158,13 @@ class CaffeNets(nets.Nets):
         held = self._held(named)
         if held is None or named is None or "param" in settings.doubtful:
             return settings
-        read_net, net = self.text(named), self._net(named, held.shape)
-        span = read_net.place if read_net is not None else named.place
-        written, rules = settings.entries.get("param"), multipliers(net) if net is not None else []
+        net, span = self._net(named, held.shape), Span(held.path, 1, 1)
+        rules, written = multipliers(net) if net is not None else [], settings.entries.get("param")
         if not rules:
             return settings
-        rows = (zip(("name", "lr_mult", "decay_mult"), rule, strict=True) for rule in rules)
-        blocks = [Block(PARAM, span, {name: entry(PARAM, name, span, v) for name, v in row}) for row in rows]
-        added = entry(SOLVER, "param", span, *blocks)
+        fields = ("name", "lr_mult", "decay_mult")
+        rows = ({name: entry(PARAM, name, span, getattr(rule, name)) for name in fields} for rule in rules)
+        added = entry(SOLVER, "param", span, *(Block(PARAM, span, row) for row in rows))
         added = replace(written, values=(*written.values, *added.values)) if written is not None else added
         return replace(settings, entries={**settings.entries, "param": added})
 
@@ -204,14 +202,13 @@ class CaffeNets(nets.Nets):
         held = self._held(named)
         if named is None or held is None or held is student:  # the stage's net is checked elsewhere
             return
-        sizes = [(crop, crop) for crop in _crops(images.settings, CROPS[0])]
+        sizes: list[tuple[int, int] | None] = [(crop, crop) for crop in _crops(images.settings, CROPS[0])]
         if not sizes and student is not None:
             sizes = [student.shape[1:]]
-        elif not sizes and images.lmdb is not None:
-            first = self.files.first(images.lmdb)
-            sizes = [first.size] if first is not None and first.size is not None else []
+        elif not sizes and images.lmdb is not None and (first := self.files.first(images.lmdb)) is not None:
+            sizes = [first.size]
         hint = f"train both with `crop_size: {held.shape[1]}`, or take a teacher that pools whole maps"
-        for size in sizes:
+        for size in filter(None, sizes):
             self._require_fit(named, held, size, span, hint, f"{who} doesn't take its images: ")
 
     def _held(self, named: Entry | None) -> Held | None:
@@ -236,17 +233,17 @@ def _path(named: Entry) -> str:
     return str(named.values[0].value)
 
 
-def multipliers(net: Net) -> list[tuple[str, float, float]]:
-    """Return (name, lr_mult, decay_mult) of the parameters whose multipliers aren't 1: one rule for an ending with equal multipliers."""
-    blobs = {blob.name: blob for layer in net.train.layers for blob in layer.blobs}
-    by_end: dict[str, list[Blob]] = {}
-    for name, blob in blobs.items():
-        by_end.setdefault(name.rpartition(".")[2], []).append(blob)
-    rules: list[tuple[str, float, float]] = []
+def multipliers(net: Net) -> list[Blob]:
+    """Return the parameters whose multipliers aren't 1, with patterns as names: one for an ending with equal multipliers."""
+    by_end: dict[str, dict[str, Blob]] = {}
+    for blob in (blob for layer in net.train.layers for blob in layer.blobs):
+        by_end.setdefault(blob.name.rpartition(".")[2], {})[blob.name] = blob
+    rules: list[Blob] = []
     for end, group in by_end.items():
-        alike = len({(blob.lr_mult, blob.decay_mult) for blob in group}) == 1
-        rows = [(f"*.{_literal(end)}", group[0])] if alike else [(_literal(blob.name), blob) for blob in group]
-        rules += [(pattern, b.lr_mult, b.decay_mult) for pattern, b in rows if (b.lr_mult, b.decay_mult) != (1.0, 1.0)]
+        blobs = [blob._replace(name=_literal(name)) for name, blob in group.items()]
+        if len({(blob.lr_mult, blob.decay_mult) for blob in blobs}) == 1:
+            blobs = [blobs[0]._replace(name=f"*.{_literal(end)}")]
+        rules += [blob for blob in blobs if (blob.lr_mult, blob.decay_mult) != (1.0, 1.0)]
     return rules
 
 
@@ -259,8 +256,7 @@ def _outputs_place(net: NetText, classes: int) -> Span:
     """Return the span of the last layer's `num_output` that equals the number of classes."""
     for layer in reversed(net.layers):
         for message in ("inner_product_param", "convolution_param"):
-            inner = layer.block(message)
-            outputs = inner.entries.get("num_output") if inner is not None else None
+            outputs = View(layer).inside(message).block.entries.get("num_output")
             if outputs is not None and outputs.values[0].value == classes:
                 return outputs.place
     return net.place

@@ -3,7 +3,7 @@ needs are left out, and layers that one call of torch's computes are joined."""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from stagerun.caffe import layers, map_layers
 from stagerun.caffe.layers import SoftmaxWithLoss
@@ -12,8 +12,7 @@ from stagerun.caffe.reading import Layer, Net, Pass
 IMAGES = 0  # the number of the map that comes in
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """The call of a layer. `scale`: the Scale after a BatchNorm, computed with it. `over`: the bottom is overwritten, since no other layer needs it.
     `ends`: maps that no later step takes."""
 
@@ -25,8 +24,7 @@ class Step:
     ends: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(NamedTuple):
     """The steps of a pass. `logits` and `losses`: the maps to compute; each trained loss has its logits in `losses`."""
 
     steps: tuple[Step, ...]
@@ -107,7 +105,7 @@ def _joined(steps: list[Step], wanted: set[int]) -> list[Step]:
         is_norm = isinstance(step.layer.settings, layers.BatchNorm) and not step.layer.blobs
         if is_norm and after is not None and uses[step.makes[0]] == 1 and _scales_channels(after):
             gone.add(after.makes[0])
-            step = replace(step, makes=after.makes, scale=after.layer)
+            step = step._replace(makes=after.makes, scale=after.layer)
         joined.append(step)
     return joined
 
@@ -136,12 +134,12 @@ def _over(steps: list[Step], wanted: set[int]) -> list[Step]:
         adds = isinstance(made_by, map_layers.Eltwise) and made_by.operation == "SUM"
         return isinstance(made_by, _FORGETS) or (adds and len(before.takes) > 1)
 
-    return [replace(step, over=True) if free(step) else step for step in steps]
+    return [step._replace(over=True) if free(step) else step for step in steps]
 
 
 def _with_ends(steps: list[Step], wanted: set[int]) -> tuple[Step, ...]:
     seen, ended = set(wanted), list[Step]()
     for step in reversed(steps):
-        ended.append(replace(step, ends=tuple(set(step.takes) - seen)))
+        ended.append(step._replace(ends=tuple(set(step.takes) - seen)))
         seen.update(step.takes)
     return tuple(ended[::-1])

@@ -1,9 +1,8 @@
 """Weights and solver states exchanged with Caffe: names of blobs, the start of a stage from a .solverstate, and the export of a snapshot."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from google.protobuf import text_format
@@ -11,7 +10,7 @@ from google.protobuf import text_format
 from stagerun.base.errors import DataError, UsageError, listing
 from stagerun.base.recipe import WEIGHTS_DIGEST, Model, MomentumForm, Solver, Stage, Weights
 from stagerun.base.text import count
-from stagerun.base.weights import COUNTER, FACTOR, MEAN, NORM, VARIANCE
+from stagerun.base.weights import COUNTER, FACTOR, NORM
 from stagerun.caffe.binary import Numbers, learnable, net_bytes, shapes, state_bytes, statistics_factor
 from stagerun.caffe.layers import BatchNorm
 from stagerun.caffe.resolve import of_model
@@ -77,13 +76,13 @@ def network_names(model: Model, file: Mapping[str, tuple[int, ...]]) -> dict[str
     renamed: dict[str, str] = {}
     for name in file:
         layer, _, part = name.rpartition(".")
-        if layer in prefixes and f"{prefixes[layer]}.{part}" not in renamed.values():
-            renamed[name] = f"{prefixes[layer]}.{part}"
+        new = f"{prefixes.get(layer)}.{part}"
+        if layer in prefixes and new not in renamed.values():
+            renamed[name] = new
     return renamed
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     """A layer as Caffe writes it. `blobs`: the names of the network's tensors, and after a BatchNorm's statistics its FACTOR, which only
     Caffe has. `fraction`: a BatchNorm's moving_average_fraction."""
 
@@ -178,20 +177,16 @@ def remember(stage: Stage, live: "Mapping[str, Tensor]") -> None:
 def caffemodel(model: Model, weights: "Mapping[str, Tensor]", double: bool, resumable: bool = False) -> bytes:
     """Return a NetParameter: all layers of a net, else the layers with blobs. A BatchNorm's statistics are written with a factor of 1 or,
     if `resumable` by Caffe, as the sums that Caffe has after as many passes. UsageError if Caffe has no such net."""
-    layers = _layers(model)
-    kind = np.float64 if double else np.float32
+    layers = _layers(model, weights)
 
     def blobs(layer: Written) -> Iterator[Numbers]:
-        counters = [name.removesuffix(FACTOR) + COUNTER for name in layer.blobs if name.endswith(FACTOR)]
-        # Caffe has the fraction in 32 bits.
-        fraction, summed = float(np.float32(layer.fraction)), counters and resumable
-        factor = statistics_factor(fraction, int(weights[counters[0]])) if summed else 1.0
+        factor = 1.0
+        if resumable and layer.type == "BatchNorm":
+            counter = weights[layer.blobs[2].removesuffix(FACTOR) + COUNTER]
+            factor = statistics_factor(float(np.float32(layer.fraction)), int(counter))  # as 32 bits, in Caffe
         for name in layer.blobs:
-            if name.endswith(FACTOR):
-                yield np.full(1, factor, kind)
-            elif name in weights or not name.endswith(".bias"):  # a bias may be missing
-                times = factor if name.endswith((MEAN, VARIANCE)) else 1.0
-                yield (weights[name].double() * times).numpy().astype(kind)
+            values = np.ones(1) if name.endswith(FACTOR) else weights[name].double().numpy()
+            yield (values * factor if name.endswith(NORM) else values).astype(_kind(double))
 
     written = {name for layer in layers for name in layer.blobs}
     if left := sorted(name for name in weights if name not in written and not name.endswith(COUNTER)):
@@ -212,26 +207,34 @@ def solverstate(stage: Stage, files: Mapping[str, bytes], iter: int, learned_net
         text = "--solverstate: with `momentum_form: TORCH` the solver stores gradients, and Caffe stores steps"
         raise UsageError(text, "export the weights alone")
     saved, weights = decode(files[MOMENTUM]), decode(files[WEIGHTS])
-    kind = np.float64 if double else np.float32
-    history: list[Numbers] = []
-    for slot in history_slots(solver):
-        for name in dict.fromkeys(name for layer in _layers(stage.model) for name in layer.blobs):
-            if (memory := saved.get(f"{slot}/{name}")) is not None:
-                history.append(memory.double().numpy().astype(kind))
-            elif name.endswith(FACTOR):
-                history.append(np.zeros(1, kind))
-            elif name in weights or not name.endswith(".bias"):  # Caffe has zeros for statistics and frozen parameters
-                history.append(np.zeros(tuple(weights[name].shape), kind))
+    names = dict.fromkeys(name for layer in _layers(stage.model, weights) for name in layer.blobs)
+
+    def memory(slot: str, name: str) -> Numbers:
+        """Return zeros, as Caffe has, for statistics and frozen parameters."""
+        if f"{slot}/{name}" in saved:
+            return saved[f"{slot}/{name}"].double().numpy().astype(_kind(double))
+        return np.zeros(tuple(weights[name].shape) if name in weights else 1, _kind(double))
+
+    history = [memory(slot, name) for slot in history_slots(solver) for name in names]
     passed = sum(step < iter for step in solver.stepvalue) if solver.lr_policy == "multistep" else 0
     return state_bytes(iter, learned_net, history, passed)
 
 
-def _layers(model: Model) -> tuple[Written, ...]:
-    if layers := layers_of(model):
-        return layers
-    names = listing(list(NAMED), "and")
-    hint = f".caffemodel is for Caffe nets (`caffe_net`) and for {names}; export a .safetensors file"
-    raise UsageError(f"Caffe has no net of `{model.name}`", hint)
+def _kind(double: bool) -> type[np.floating]:
+    return np.float64 if double else np.float32
+
+
+def _layers(model: Model, weights: "Mapping[str, Tensor]") -> list[Written]:
+    """Return the layers with the blobs that the network has: it may lack a bias."""
+    layers = layers_of(model)
+    if not layers:
+        names = listing(list(NAMED), "and")
+        hint = f".caffemodel is for Caffe nets (`caffe_net`) and for {names}; export a .safetensors file"
+        raise UsageError(f"Caffe has no net of `{model.name}`", hint)
+    return [
+        layer._replace(blobs=tuple(n for n in layer.blobs if n in weights or not n.endswith(".bias")))
+        for layer in layers
+    ]
 
 
 def _without_blobs(model: Model, layers: Sequence[Written]) -> Iterator[bytes]:

@@ -1,8 +1,10 @@
 """Reads a net's text: parsed, upgraded, with every position kept; and its canonical form."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
+from typing import NamedTuple
 
 from google.protobuf.descriptor import Descriptor
 
@@ -11,7 +13,7 @@ from stagerun.caffe import layers, map_layers
 from stagerun.caffe.reading import IMAGES, PHASES, SHAPED, Settings, layers_in, top_shapes, type_of
 from stagerun.language import tree
 from stagerun.language.lexer import MOST_MISTAKES, Token, shown
-from stagerun.language.nets import entry, renamed
+from stagerun.language.nets import entry, renamed, with_block
 from stagerun.language.parse import Reader, parse
 from stagerun.language.proto import caffe_pb2
 from stagerun.language.tree import Block, Doubtful, Entry, View
@@ -45,8 +47,7 @@ class NetGrammar(Reader):
         self.pass_over()
 
 
-@dataclass(frozen=True, slots=True)
-class NetText:
+class NetText(NamedTuple):
     """A net as read. `file`: the NetParameter as written. `layers`: upgraded LayerParameter blocks of both phases."""
 
     path: str
@@ -69,10 +70,9 @@ class NetText:
     def canonical(self) -> str:
         """Return one line per layer. Leaves out defaults, comments, the net's name, the sources of data layers, and engines. `include`
         only names the phase, for a layer that is in one."""
-        kept = {phase: set(map(id, layers_in(self.layers, phase))) for phase in PHASES}
         lines = []
         for block in self.layers:
-            phases = [phase for phase in PHASES if id(block) in kept[phase]]
+            phases = [phase for phase in PHASES if layers_in([block], phase)]
             rule = f" include {{ phase: {phases[0]} }}" if len(phases) == 1 else ""
             if phases:
                 lines.append(f"layer {{ {_fields(block)}{rule} }}\n")
@@ -135,7 +135,7 @@ def _fields(layer: Block) -> str:
     names = (f.name for f in layer.kind.fields)
     wanted = [n for n in names if n in layer.entries and (n in _OF_READERS if reads else n not in _LEFT_OUT)]
     words = [text for name in wanted for text in _texts(layer.entries[name])]
-    shapes = [" ".join(f"dim: {n}" for n in (1, *dims[1:])) for dims in top_shapes(layer)]
+    shapes = [" ".join(f"dim: {n}" for n in (1, *dims)) for dims in top_shapes(layer)]
     if shapes:  # of Input and DummyData, for one image
         words.append(f"{SHAPED[type_of(layer)]} {{ {' '.join(f'shape {{ {dims} }}' for dims in shapes)} }}")
     return " ".join(words)
@@ -167,7 +167,6 @@ LAYER: Descriptor = caffe_pb2.LayerParameter.DESCRIPTOR
 PARAM: Descriptor = caffe_pb2.ParamSpec.DESCRIPTOR
 SHAPE: Descriptor = caffe_pb2.BlobShape.DESCRIPTOR
 TRANSFORM: Descriptor = caffe_pb2.TransformationParameter.DESCRIPTOR
-Entries = dict[str, Entry]
 
 # V1's types whose new names aren't the capitalised words joined.
 _V1_TYPES = {"LRN": "LRN", "RELU": "ReLU", "SOFTMAX_LOSS": "SoftmaxWithLoss", "TANH": "TanH"}
@@ -198,10 +197,8 @@ def upgraded(net: Block, problems: Problems) -> tuple[Block, ...]:
         return ()
 
 
-def _with(block: Block, *changed: Entry, without: Sequence[str] = ()) -> Block:
-    """Return the block with entries replaced or added."""
-    entries = {**block.entries, **{one.field.name: one for one in changed}}
-    return replace(block, entries={name: one for name, one in entries.items() if name not in without})
+def _without(block: Block, names: Collection[str]) -> Block:
+    return replace(block, entries={name: entry for name, entry in block.entries.items() if name not in names})
 
 
 def _input(net: Block, layers: Sequence[Block], problems: Problems) -> Iterator[Block]:
@@ -222,10 +219,9 @@ def _input(net: Block, layers: Sequence[Block], problems: Problems) -> Iterator[
         problems.add(span, "`input` needs one `input_shape`, or four `input_dim`, for each", hint)
         return
     param = LAYER.fields_by_name["input_param"].message_type
-    inner = Block(param, span, {"shape": entry(param, "shape", span, *shapes)})
-    fields = {"name": "input", "type": "Input", "input_param": inner}
-    entries = {name: entry(LAYER, name, span, value) for name, value in fields.items()}
-    yield Block(LAYER, span, {**entries, "top": renamed(LAYER, "top", names)})
+    entries = {name: entry(LAYER, name, span, word) for name, word in (("name", "input"), ("type", "Input"))}
+    layer = Block(LAYER, span, {**entries, "top": renamed(LAYER, "top", names)})
+    yield with_block(layer, "input_param", Block(param, span, {"shape": entry(param, "shape", span, *shapes)}))
 
 
 def _without_statistics(layer: Block) -> Block:
@@ -233,24 +229,20 @@ def _without_statistics(layer: Block) -> Block:
     params = list(layer.blocks("param"))
     if type_of(layer) != "BatchNorm" or len(params) != 3 or any("name" in param.entries for param in params):
         return layer
-    return _with(layer, without=["param"])
+    return _without(layer, ["param"])
 
 
 def _without_unread_fillers(layer: Block, engine: str) -> Block:
     """Drop BatchNorm's fillers, which only MKL reads: Caffe's engine has no weights in a BatchNorm. `engine`: the net's."""
-    inner = layer.block("batch_norm_param")
-    if inner is None or not _FILLERS & inner.entries.keys():
+    inner = View(layer).inside("batch_norm_param").text("engine") or ""
+    if (inner if inner != "DEFAULT" else View(layer).text("engine") or engine) != "CAFFE":
         return layer
-    inner_engine = View(inner).text("engine") or ""
-    if (inner_engine if inner_engine != "DEFAULT" else View(layer).text("engine") or engine) != "CAFFE":
-        return layer
-    inner = _with(inner, without=list(_FILLERS))
-    return _with(layer, entry(layer.kind, "batch_norm_param", inner.place, inner))
+    return layer.changed("batch_norm_param", lambda norm: _without(norm, _FILLERS))
 
 
 def _v1(layer: Block) -> Block:
     """Return a V1 layer as LayerParameter."""
-    entries = Entries()
+    entries: dict[str, Entry] = {}
     for name, old in layer.entries.items():
         if name == "type":
             word = type_of(layer)
@@ -258,38 +250,29 @@ def _v1(layer: Block) -> Block:
             entries["type"] = entry(LAYER, "type", old.place, name_today)
         elif name not in _V1_PARAMS and name in LAYER.fields_by_name:
             entries[name] = renamed(LAYER, name, old)
-    if params := _params(layer.entries):
+    if params := list(_params(layer)):
         entries["param"] = entry(LAYER, "param", params[0].place, *params)
     return _transformed(Block(LAYER, layer.place, entries, layer.doubtful))
 
 
-def _params(entries: Mapping[str, Entry]) -> list[Block]:
-    """Return a ParamSpec for each blob."""
-    specs: list[Entries] = []
-    for old, new in _V1_PARAMS.items():
-        for i, value in enumerate(entries[old].values if old in entries else ()):
-            specs += [{} for _ in range(i + 1 - len(specs))]
-            if value.value != "":
-                specs[i][new] = Entry(PARAM.fields_by_name[new], value.span, (value,))
-    first = [one.place for one in entries.values()][:1]
-    spans = ([*(one.place for one in inside.values()), *first][0] for inside in specs)
-    return [Block(PARAM, span, inside) for span, inside in zip(spans, specs, strict=True)]
+def _params(layer: Block) -> Iterator[Block]:
+    """Yield a ParamSpec for each blob of a V1 layer."""
+    fields = PARAM.fields_by_name
+    columns = {new: layer.entries[old].values for old, new in _V1_PARAMS.items() if old in layer.entries}
+    for row in zip_longest(*columns.values()):
+        written = {name: value for name, value in zip(columns, row, strict=True) if value and value.value != ""}
+        inside = {name: Entry(fields[name], value.span, (value,)) for name, value in written.items()}
+        yield Block(PARAM, next((value.span for value in written.values()), layer.place), inside)
 
 
 def _transformed(layer: Block) -> Block:
     """Move the transformation of a V1 data layer to `transform_param`."""
     for message in ("data_param", "image_data_param"):
         data = layer.block(message)
-        moved = [name for name in _OF_TRANSFORM if data is not None and name in data.entries]
-        if data is None or not moved:
-            continue
-        inside = {name: renamed(TRANSFORM, name, data.entries[name]) for name in moved}
-        if (old := layer.block("transform_param")) is not None:
-            inside |= old.entries
-        transform = Block(TRANSFORM, data.place, inside)
-        layer = _with(
-            layer,
-            entry(LAYER, message, data.place, _with(data, without=moved)),
-            entry(LAYER, "transform_param", data.place, transform),
-        )
+        written = data.entries if data is not None else {}
+        moved = {name: renamed(TRANSFORM, name, written[name]) for name in _OF_TRANSFORM if name in written}
+        if data is not None and moved:
+            before = View(layer).inside("transform_param").block.entries
+            layer = layer.changed(message, lambda data: _without(data, _OF_TRANSFORM))
+            layer = with_block(layer, "transform_param", Block(TRANSFORM, data.place, {**moved, **before}))
     return layer

@@ -8,7 +8,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, replace
+from dataclasses import MISSING
 
 import click
 
@@ -16,20 +16,15 @@ from stagerun.base.errors import ExitCode, RecipeError, UsageError
 from stagerun.base.snapshots import Inventory
 from stagerun.caffe.importer.folder import (
     CaffeFolder,
-    CaffeNet,
-    Count,
-    Findings,
     Settings,
     SolverText,
     aligned,
-    count_images,
     images_of,
     message,
-    net_of,
     plain,
     read_solver,
     setting,
-    source_lines,
+    source_of,
     with_comment,
 )
 from stagerun.caffe.importer.order import Step, ordered_steps, workers_of
@@ -38,19 +33,13 @@ from stagerun.caffe.importer.settings import (
     RESTART,
     UPDATE,
     CaffeStage,
-    add_batch,
-    add_images,
-    add_start,
     check_solver,
-    model_of,
     note_norms,
     note_sources,
-    overlapped_rates,
-    overlapped_start,
-    solver_settings,
-    start_from_snapshot,
+    overlap_starts,
 )
-from stagerun.caffe.reading import layers_in
+from stagerun.caffe.reading import IMAGES, PHASES, layers_in, type_of
+from stagerun.caffe.text import NetText, read
 from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, flag, option
 from stagerun.language import load
@@ -101,12 +90,13 @@ def caffe(
     """
     words = [word.strip() for word in order.split(",")] if order is not None else []
     refuse_existing(out)
-    stages, settings, head, lost = convert(CaffeFolder(folder), words, workers, overlap, (images, val_images))
-    out, left = os.path.normpath(out), left_out(lost)
+    caffes = CaffeFolder(folder)
+    stages, head = convert(caffes, words, workers, overlap, (images, val_images))
+    out, left = os.path.normpath(out), left_out(caffes.left)
     name = os.path.basename(os.path.abspath(out))
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", name, flags=re.ASCII).lstrip(".") or "caffe"
     head["seed"] = f"name: {quoted(name)}\n{head['seed']}"
-    write_folder(out, files_of(stages, settings, head, about_of(stages, left, folder)))
+    write_folder(out, files_of(stages, head, about_of(stages, left, folder)))
     if left:
         show(left + "\n")
     try:
@@ -124,91 +114,98 @@ def caffe(
 
 def convert(
     folder: CaffeFolder, order: Sequence[str], workers: int | None, overlap: bool, counts: tuple[int | None, int | None]
-) -> tuple[list[CaffeStage], dict[str, Settings], Settings, list[str]]:
-    """Return the stages, the settings of each, the schedule's fields, and the list of differences. RecipeError with all mistakes; UsageError."""
-    findings = Findings()
+) -> tuple[list[CaffeStage], Settings]:
+    """Return the stages and the schedule's fields. RecipeError with all mistakes; UsageError."""
     prototxts = folder.files(lambda name: name.endswith(".prototxt"))
-    steps, lines = ordered_steps(folder, prototxts, order, findings)
-    nets: dict[str, CaffeNet | None] = {}
+    steps, lines = ordered_steps(folder, prototxts, order)
+    nets: dict[str, NetText | None] = {}
     stages: list[CaffeStage] = []
     taken = dict.fromkeys([SCHEDULE_FILE, *(f"{step.name}.prototxt" for step in steps)], "")
     for step in steps:
-        solver = read_solver(posixpath.join(folder.shown, step.file), prototxts[step.file], findings.mistakes)
-        check_solver(solver, findings)
+        solver = read_solver(posixpath.join(folder.shown, step.file), prototxts[step.file], folder.mistakes)
+        check_solver(solver, folder)
         with suppress(Doubtful):
-            if (stage := _with_net(step, solver, nets, taken, folder, findings)) is not None:
+            if (stage := _with_net(step, solver, nets, taken, folder)) is not None:
                 stages.append(stage)
                 taken[stage.file] = stage.net.path
-    if findings.mistakes:
-        raise RecipeError(findings.mistakes.all())
-    # Nets that differ only in their data layers are one.
-    same = stages[0].net.computing
-    stages = [replace(s, file=stages[0].file) if s.net.computing == same else s for s in stages]
+    if folder.mistakes:
+        raise RecipeError(folder.mistakes.all())
     first, val = stages[0], next((s.val for s in stages if s.val is not None), None)
-    train_count = count_images(first.train, counts[0], folder, findings)
-    val_count = count_images(val, counts[1], folder, findings) if val is not None else Count("")
-    ran_in = {
-        s.name: workers_of(s.step, lines, workers, s.train.settings.place("batch_size"), findings) for s in stages
-    }
-    if overlap and not any(w.nodes for w in ran_in.values()):
-        raise UsageError("`--overlap` needs a stage with several processes", "give their number with `--workers N`")
-    models = {
-        s.name: model_of(s, first.train.channels or train_count.channels, ran_in[s.name], findings) for s in stages
-    }
-    note_sources(stages, val, findings)
-    settings: dict[str, Settings] = {}
+    train = source_of(first.train, counts[0], folder)
+    tested = source_of(val, counts[1], folder) if val is not None else None
+    same = _computing(first.net)
     for stage in stages:
-        made = settings[stage.name] = solver_settings(stage.solver, findings)
-        add_batch(stage, ran_in[stage.name], made, findings)
-        add_images(stage, val, val_count.number, made, findings)
+        stage.workers = workers_of(stage.step, lines, workers, stage.train.settings.place("batch_size"), folder)
+        if _computing(stage.net) == same:  # nets that differ only in their data layers are one
+            stage.file = first.file
+    if overlap and not any(stage.workers.nodes for stage in stages):
+        raise UsageError("`--overlap` needs a stage with several processes", "give their number with `--workers N`")
+    models = {stage.name: stage.model(first.train.channels or train.channels) for stage in stages}
+    note_sources(stages, val)
+    for stage in stages:
+        model, made = models[stage.name], stage.made
+        stage.add_solver()
+        stage.add_batch()
+        stage.add_images(val, tested.number if tested is not None else 0)
         if any(step.parents for step in steps) and (not stage.train.shuffle or stage.seed):
             made["carry"] = RESTART
-        model = models[stage.name]
         if model != models[first.name] and "batch_norm_param" in model:
             made["model"] = message("model", model)
         elif stage.file != first.file:  # `net` is short for a model without other settings
             made["net"] = setting("net", quoted(stage.file))
-        add_start(stage, first.seed, folder, made, findings)
-        start_from_snapshot(stage, made, findings)
+        stage.add_start(first.seed)
+        stage.start_from_snapshot()
     for stage in stages:
-        if ran_in[stage.name].nodes:
-            settings[stage.name] = overlapped_rates(stage, settings[stage.name], overlap, findings)
-    if findings.mistakes:
-        raise RecipeError(findings.mistakes.all())
-    data = [message("train", source_lines(train_count))]
-    data += [message("val", source_lines(val_count))] if val is not None else []
-    data += ["shuffle: false"] if not first.train.shuffle else []
+        if stage.workers.nodes:
+            stage.overlap_rates(overlap)
+    if folder.mistakes:
+        raise RecipeError(folder.mistakes.all())
     if overlap:
-        stages = [overlapped_start(stage, stages, ran_in) for stage in stages]
+        overlap_starts(stages)
+    data = [message("train", train.inside)]
+    data += [message("val", tested.inside)] if tested is not None else []
+    data += ["shuffle: false"] if not first.train.shuffle else []
     seed = setting("seed", first.seed or "1", "Caffe's random_seed" if first.seed else "")
-    head = {"seed": seed, "model": message("model", models[first.name]), "data": message("data", "\n".join(data))}
-    return stages, settings, head, findings.left
+    return stages, {
+        "seed": seed,
+        "model": message("model", models[first.name]),
+        "data": message("data", "\n".join(data)),
+    }
+
+
+def _computing(net: NetText) -> str:
+    """Return the canonical form of a net without its data layers."""
+    return net._replace(layers=tuple(layer for layer in net.layers if type_of(layer) not in IMAGES)).canonical()
 
 
 def _with_net(
-    step: Step,
-    solver: SolverText,
-    nets: dict[str, CaffeNet | None],
-    taken: Mapping[str, str],
-    folder: CaffeFolder,
-    findings: Findings,
+    step: Step, solver: SolverText, nets: dict[str, NetText | None], taken: Mapping[str, str], folder: CaffeFolder
 ) -> CaffeStage | None:
-    """Return a step with its net; None after a mistake. `taken`: the sources by names of files."""
-    if (net := net_of(solver, folder, nets, findings)) is None:
+    """Return a step with the net to train, which is read once into `nets`; None after a mistake. `taken`: the sources by names of files."""
+    field = "train_net" if "train_net" in solver.block.entries else "net"
+    named = solver.text(field) or ""
+    if (path_and_data := folder.net(named)) is None:
+        if named:  # else `check_solver` reports it
+            folder.mistakes.add(solver.place(field), f"the net `{named}` is missing", "copy the net next to the solver")
         return None
-    layers, tested = (layers_in(net.layers, phase) for phase in ("TRAIN", "TEST"))
-    tested = tested if "net" in solver.block.entries else []
-    train, val = (images_of(one, phase, findings, folder) for one, phase in ((layers, "TRAIN"), (tested, "TEST")))
+    path, data = path_and_data
+    if path not in nets:
+        nets[path] = read(data, path, folder.mistakes)
+    if (net := nets[path]) is None:
+        return None
+    layers, tested = (layers_in(net.layers, phase) for phase in PHASES)
+    tested = tested if field == "net" else []
+    train, val = images_of(layers, "TRAIN", folder), images_of(tested, "TEST", folder)
     if train is None:
         text = "the net has no layer that reads images in training"
         hint = "make an LMDB of them (`stagerun data import LIST OUT --format list --resize-height 256 --resize-width 256`), and a layer of type `Data`"
-        findings.mistakes.add(net.file.place, text, hint)
+        folder.mistakes.add(net.place, text, hint)
         return None
-    note_norms(step, layers, tested, findings)
-    name = posixpath.basename(net.path).removesuffix(".prototxt") + ".prototxt"
-    while taken.get(name, net.path) != net.path:
+    note_norms(step, layers, tested, folder)
+    name = posixpath.basename(path).removesuffix(".prototxt") + ".prototxt"
+    while taken.get(name, path) != path:
         name = f"net_{name}"
-    return CaffeStage(step, solver, net, layers, train, val, name)
+    return CaffeStage(folder, step, solver, net, data.decode(errors="replace"), layers, train, val, name)
 
 
 # -- the texts of the files, as a person would write them
@@ -222,18 +219,16 @@ ORDER = (
 )
 
 
-def files_of(
-    stages: Sequence[CaffeStage], settings: Mapping[str, Settings], head: Settings, about: str
-) -> dict[str, str]:
-    """Return the texts of all files. `settings`: by stage; `head`: the schedule's name, seed, model and data."""
-    shared, above, files = _shared(list(settings.values())), "", {SCHEDULE_FILE: ""}
+def files_of(stages: Sequence[CaffeStage], head: Settings, about: str) -> dict[str, str]:
+    """Return the texts of all files. `head`: the schedule's name, seed, model and data."""
+    shared, above, files = _shared([stage.made for stage in stages]), "", {SCHEDULE_FILE: ""}
     if shared:
         head["solver"] = message("solver", _written(shared), "shared by all stages")
     entries = ""
     for stage in stages:
-        changed = {n: text for n, text in settings[stage.name].items() if shared.get(n) != text}
+        changed = {n: text for n, text in stage.made.items() if shared.get(n) != text}
         # A message would otherwise be merged into the shared one.
-        gone = [n for n in shared if n not in settings[stage.name] or (n in changed and "\n" in changed[n])]
+        gone = [n for n in shared if n not in stage.made or (n in changed and "\n" in changed[n])]
         clear = with_comment(f"clear: [{', '.join(map(quoted, gone))}]", "from the settings shared by all stages")
         lines = [_comments("Solver", f"From {stage.step.file}."), "", *([clear] if gone else []), _written(changed)]
         files[f"{stage.name}.prototxt"] = "\n".join(lines)
@@ -242,7 +237,7 @@ def files_of(
         entries += f"\nstage {{ name: {quoted(stage.name)}{start} }}"
         above = stage.name
     files[SCHEDULE_FILE] = "\n\n".join([_comments("Schedule", about), *head.values()]) + "\n" + entries
-    nets = {stage.file: stage.net.data.decode(errors="replace") for stage in reversed(stages)}
+    nets = {stage.file: stage.text for stage in reversed(stages)}
     return {file: aligned(text) + "\n" for file, text in files.items()} | nets
 
 

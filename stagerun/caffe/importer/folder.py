@@ -7,15 +7,14 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
 from stagerun.base.errors import DataError, Problems, Span, StagerunError, UsageError, nearest
 from stagerun.caffe.data_layers import channel_means, translated
-from stagerun.caffe.text import read
-from stagerun.language.disk import first_record
 from stagerun.language.lexer import Token, shown
 from stagerun.language.parse import LARGEST, Reader, parse
 from stagerun.language.proto import caffe_pb2
@@ -27,18 +26,9 @@ from stagerun.system.lmdb_file import check_file
 SCRIPTS = (".sh", ".bash")
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
-    """The images of an LMDB. `number` is 0 if unknown; `counted`: in the LMDB."""
-
-    path: str
-    number: int = 0
-    channels: int | None = None
-    counted: bool = True
-
-
 class CaffeFolder:
-    """A folder whose files have paths relative to it or to a folder above it, where Caffe was started. DataError."""
+    """A folder, and what its import finds. Its files have paths relative to it or to a folder above it, where Caffe was started.
+    `mistakes` stop the import; `left` is listed in its output and in the head of schedule.prototxt. DataError."""
 
     def __init__(self, folder: str) -> None:
         if not folder:
@@ -48,6 +38,15 @@ class CaffeFolder:
         shown = os.path.normpath(folder)
         self.shown = "" if shown == "." else shown
         self._folder = os.path.abspath(folder)
+        self.mistakes = Problems()
+        self.left: list[str] = []
+
+    def leave(self, span: Span, what: str, why: str, todo: str = "") -> None:
+        """List `what` differs from Caffe's folder, why, and what the user can do."""
+        location = f"{span.path}:{span.line}" if span.line else span.path
+        text = f"{location}: {what}: {why}" + (f"; {todo}" if todo else "")
+        if text not in self.left:  # a net that five solvers name is visited five times
+            self.left.append(text)
 
     def scripts(self) -> dict[str, bytes]:
         """Return the scripts, 2_collapse.sh before 10_again.sh, then the READMEs."""
@@ -76,18 +75,19 @@ class CaffeFolder:
         file = next(filter(os.path.isfile, self._candidates(path)), "")
         return os.path.abspath(file) if file else ""
 
-    def mean_file(self, path: str) -> tuple[str, bytes] | None:
-        return (file, _bytes(file, 64_000_000)) if (file := self.file(path)) else None
+    def mean_file(self, path: str) -> tuple[str, bytes]:
+        return (file, _bytes(file, 64_000_000)) if (file := self.file(path)) else ("", b"")
 
-    def lmdb(self, path: str) -> Count | None:
-        """Count the images of an LMDB; None if it is missing. An unreadable LMDB counts 0: `run` reports why."""
+    def lmdb(self, path: str) -> tuple[str, int, int | None] | None:
+        """Return the absolute path, the number and the channels of an LMDB's images; None if it is missing. An unreadable LMDB has 0
+        images: `run` reports why."""
         if (lmdb := next(filter(os.path.isdir, self._candidates(path)), None)) is None:
             return None
         number, channels = 0, None
         with suppress(StagerunError):
-            number, first = check_file(lmdb), first_record(lmdb)
-            channels = (first.channels or _channels_of_image(lmdb)) if first is not None else None
-        return Count(os.path.abspath(lmdb), number, channels)
+            number = check_file(lmdb)
+            channels = _channels(first_value(lmdb))
+        return os.path.abspath(lmdb), number, channels
 
     def _candidates(self, path: str) -> Iterator[str]:
         """Yield the path relative to the folder, then to each folder above it."""
@@ -100,12 +100,14 @@ class CaffeFolder:
             yield candidate if short.startswith("..") else short
 
 
-def _channels_of_image(path: str) -> int | None:
-    """Return the channels of the encoded image in an LMDB's first record; None if unreadable."""
+def _channels(record: bytes) -> int | None:
+    """Return the channels of a record, of which an encoded image tells more than its Datum; None if unreadable."""
     from PIL import Image
 
     with suppress(DecodeError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        datum = caffe_pb2.Datum.FromString(first_value(path))
+        datum = caffe_pb2.Datum.FromString(record)
+        if datum.channels in (1, 3) and not datum.encoded:
+            return int(datum.channels)
         with Image.open(io.BytesIO(datum.data)) as image:
             return 1 if image.mode in ("1", "L", "I", "I;16") else 3
     return None
@@ -124,28 +126,13 @@ def _reading(shown: str) -> Iterator[None]:
         raise DataError(f"{shown}: can't be read: {error.strerror}", "check the disk, and its permissions") from error
 
 
-# -- solver files, an import's findings, and the written lines
+# -- solver files, and the written lines
 
 SOLVER: Descriptor = caffe_pb2.SolverParameter.DESCRIPTOR
 COMMENT_COLUMN = 34  # start of a field's comment, as in the folders of solvers/
 GAP = "\0"  # before a comment, until the comments are aligned
 _SOLVERS = re.compile(rb"^[^#\n]*\b(?:base_lr|lr_policy|max_iter|net|train_net|solver_mode|snapshot_prefix)\s*:", re.M)
 _LAYERS = re.compile(rb"^[^#\n]*\blayers?\s*[:{<]", re.M)
-
-
-class Findings:
-    """`mistakes` stop the import. `left` is listed in its output and in the head of schedule.prototxt."""
-
-    def __init__(self) -> None:
-        self.mistakes = Problems()
-        self.left: list[str] = []
-
-    def leave(self, span: Span, what: str, why: str, todo: str = "") -> None:
-        """List `what` differs from Caffe's folder, why, and what the user can do."""
-        location = f"{span.path}:{span.line}" if span.line else span.path
-        text = f"{location}: {what}: {why}" + (f"; {todo}" if todo else "")
-        if text not in self.left:  # a net that five solvers name is visited five times
-            self.left.append(text)
 
 
 class SolverReader(Reader):
@@ -163,17 +150,13 @@ class SolverReader(Reader):
 
 
 @dataclass(frozen=True, slots=True)
-class SolverText:
-    path: str
-    lines: Sequence[str]
-    block: Block
+class SolverText(View):
+    """A solver file, read with its defaults."""
 
-    @property
-    def view(self) -> View:
-        return View(self.block)
+    lines: Sequence[str]
 
     def whole(self, name: str) -> int:
-        return self.view.whole(name) or 0
+        return View.whole(self, name) or 0
 
     def comment(self, name: str) -> str:
         """Return the comment after a field's last value; '' without a comment."""
@@ -183,9 +166,8 @@ class SolverText:
 
 
 def read_solver(path: str, data: bytes, mistakes: Problems) -> SolverText:
-    block = parse(path, data, SOLVER, mistakes, SolverReader)
     text = data.decode(errors="replace").removeprefix("\N{BYTE ORDER MARK}")
-    return SolverText(path, text.split("\n"), block)
+    return SolverText(parse(path, data, SOLVER, mistakes, SolverReader), text.split("\n"))
 
 
 def is_solver(data: bytes) -> bool:
@@ -193,8 +175,8 @@ def is_solver(data: bytes) -> bool:
     return _SOLVERS.search(data) is not None and (_LAYERS.search(data) is None or b"net_param" in data)
 
 
-def of_type(layers: Sequence[Block], *types: str) -> Iterator[Block]:
-    return (layer for layer in layers if layer.text("type") in types)
+def of_type(layers: Sequence[Block], kind: str) -> list[Block]:
+    return [layer for layer in layers if layer.text("type") == kind]
 
 
 Settings = dict[str, str]  # the text of each field of stagerun's Solver: one line, or a message
@@ -229,45 +211,11 @@ def value_of(entry: Entry) -> str:
     return texts if len(entry.values) == 1 else f"[{texts}]"
 
 
-# -- nets, and the facts of their data layers
-
-_READS = re.compile(r' type: "(?:Data|ImageData|DummyData|Input)" ')
+# -- the facts of a net's data layers
 
 
-@dataclass(frozen=True, slots=True)
-class CaffeNet:
-    """A net as read. `computing`: its layers in canonical form without the data layers."""
-
-    path: str
-    data: bytes
-    file: Block
-    layers: tuple[Block, ...]
-    computing: list[str]
-
-
-def net_of(
-    solver: SolverText, folder: CaffeFolder, nets: dict[str, CaffeNet | None], findings: Findings
-) -> CaffeNet | None:
-    """Return the net to train, read once into `nets`; None after a mistake."""
-    field = "train_net" if "train_net" in solver.block.entries else "net"
-    name = solver.view.text(field) or ""
-    if (path_and_data := folder.net(name)) is None:
-        if name:  # else `check_solver` reports it
-            message = f"the net `{name}` is missing"
-            findings.mistakes.add(solver.view.place(field), message, "copy the net next to the solver")
-        return None
-    path, data = path_and_data
-    if path not in nets:
-        nets[path] = None
-        if (net := read(data, path, findings.mistakes)) is not None:
-            computing = [line for line in net.canonical().splitlines() if not _READS.search(line)]
-            nets[path] = CaffeNet(path, data, net.file, net.layers, computing)
-    return nets[path]
-
-
-@dataclass(frozen=True, slots=True)
-class Images:
-    """A data layer and its `data_param`. `batch`: images of one worker's forward pass. `channels` is None if the layer lacks them."""
+class Images(NamedTuple):
+    """A data layer's `data_param`. `batch`: images of one worker's forward pass. `channels` is None if the layer lacks them."""
 
     settings: View
     source: str
@@ -277,33 +225,31 @@ class Images:
     transform: str
 
 
-def images_of(layers: Sequence[Block], phase: str, findings: Findings, folder: CaffeFolder) -> Images | None:
+def images_of(layers: Sequence[Block], phase: str, folder: CaffeFolder) -> Images | None:
     """Return the images of a net in one phase; None if no layer reads any."""
-    readers = list(of_type(layers, "Data"))
+    readers = of_type(layers, "Data")
     if not readers:
         return None
     for other in readers[1:]:
-        findings.leave(other.place, f"layer `{other.text('name') or ''}`", f"a second source in {phase} is not read")
+        folder.leave(other.place, f"layer `{other.text('name') or ''}`", f"a second source in {phase} is not read")
     layer = readers[0]
     settings, moved = View(layer).inside("data_param"), View(layer).inside("transform_param")
     for name, example in (("source", 'source: "/path/to/lmdb"'), ("batch_size", "batch_size: 32")):
         if not settings.scalar(name):
-            findings.mistakes.add(layer.place, f"the layer has no `{name}` in `data_param`", f"write `{example}`")
+            folder.mistakes.add(layer.place, f"the layer has no `{name}` in `data_param`", f"write `{example}`")
     if settings.text("backend") == "LEVELDB":
         why = "LevelDB, which is also the default, is not read"
-        findings.leave(settings.place("backend"), "backend", why, "make an LMDB of it: `stagerun data import`")
-    mean = folder.mean_file(moved.text("mean_file") or "")
-    numbers = channel_means(mean[1]) if mean is not None else moved.numbers("mean_value")
+        folder.leave(settings.place("backend"), "backend", why, "make an LMDB of it: `stagerun data import`")
+    path, mean = folder.mean_file(moved.text("mean_file") or "")
+    numbers = channel_means(mean) if path else moved.numbers("mean_value")
     channels = 1 if moved.flag("force_gray") else 3 if len(numbers or ()) == 3 else None
     source, batch = settings.text("source") or "", settings.whole("batch_size") or 0
-    transform: list[str] = []
-    if (param := layer.block("transform_param")) is not None:
-        block, lost = translated(param, phase == "TEST", folder.mean_file)
-        transform = _lines(block)
-        for one in lost:
-            findings.leave(one.place, one.field, one.why, one.hint)
-            if one.field == "mean_file" and not one.harmless:
-                transform.append(setting("mean_value", "?", "the mean of each channel?"))
+    block, lost = translated(moved.block, phase == "TEST", folder.mean_file)
+    transform = _lines(block)
+    for one in lost:
+        folder.leave(one.place, one.field, one.why, one.hint)
+        if one.field == "mean_file" and not one.harmless:
+            transform.append(setting("mean_value", "?", "the mean of each channel?"))
     return Images(settings, source, batch, settings.flag("shuffle"), channels, "\n".join(transform))
 
 
@@ -321,17 +267,22 @@ def _lines(block: Block) -> list[str]:
     return lines
 
 
-def count_images(images: Images, number: int | None, folder: CaffeFolder, findings: Findings) -> Count:
-    """Count the images in the LMDB; `number` overrides the count."""
+class Source(NamedTuple):
+    """The inside of `train` or `val`, and its facts. `number`: of images, 0 if unknown."""
+
+    inside: str
+    number: int
+    channels: int | None
+
+
+def source_of(images: Images, given: int | None, folder: CaffeFolder) -> Source:
+    """Count the images in the LMDB; the number `given` on the command line overrides the count."""
     counted = folder.lmdb(images.source)
     if counted is None and not posixpath.isabs(images.source):
         why = "the LMDB is missing, as seen from Caffe's folder; correct `source`: its path starts at the schedule's folder"
-        findings.leave(images.settings.place("source"), "source", why)
-    counted = counted or Count(images.source)
-    return counted if number is None else replace(counted, number=number, counted=False)
-
-
-def source_lines(count: Count) -> str:
-    """Return the inside of `train` or `val`."""
-    why = "" if not count.counted else "counted in the LMDB" if count.number else "how many records has it?"
-    return f"source: {quoted(count.path)}\n{setting('images', str(count.number), why)}"
+        folder.leave(images.settings.place("source"), "source", why)
+    path, number, channels = counted or (images.source, 0, None)
+    comment = "counted in the LMDB" if number else "how many records has it?"
+    if given is not None:
+        number, comment = given, ""
+    return Source(f"source: {quoted(path)}\n{setting('images', str(number), comment)}", number, channels)

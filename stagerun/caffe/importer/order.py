@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from stagerun.base.errors import Problem, Problems, RecipeError, Span, UsageError, listing, nearest
-from stagerun.caffe.importer.folder import CaffeFolder, Findings, is_solver, read_solver
+from stagerun.caffe.importer.folder import CaffeFolder, is_solver, read_solver
 from stagerun.language.tree import SCHEDULE, Doubtful
 
 # A line end, `;`, `&&` and `|` stand between two commands; `2>&1` belongs to one.
@@ -16,7 +16,8 @@ _COMMAND = re.compile(r"""(?:"[^"\n]*"|'[^'\n]*'|[<>]&|&>|[^\n;|&])+""")
 _ASSIGNMENT = re.compile(r"""\s*(?:export\s+)?([A-Za-z_]\w*)=("[^"$`]*"|'[^']*'|[^\s"'$`]*)\s*""")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _TRAIN = re.compile(r"(?<!\S)(\S++)\s++train(?!\S)")
-_OPTION = r"(?<!\S)--?(?:%s)(?:=|\s+)(\S+)"  # its value comes after `=` or as the next word
+_OPTION = r"(?<!\S)--?%s(?:=|\s+)(\S+)"  # its value comes after `=` or as the next word
+_PROCESSES = re.compile(r"(?<!\S)--?(?:np?|ntasks)(?:=|\s+)(?:([0-9]{1,9})(?!\S))?")
 _CAFFE = re.compile(r"[`(\"']*(?!-)(?:.*/)?caffe(?:\.bin|\.exe)?[\"']?")
 # A variable that no line sets may be a launcher.
 _LAUNCHER = re.compile(r"(?<![\w-])(?:mpirun|mpiexec|srun|prun|ibrun)(?:\.\w+)?(?!\S)|(?<!\S)\$(?!\w*DOCKER)\w+(?!\S)")
@@ -38,6 +39,9 @@ class Workers(NamedTuple):
 
     number: int
     nodes: bool
+
+
+ALONE = Workers(1, False)
 
 
 class TrainLine(NamedTuple):
@@ -69,9 +73,9 @@ def train_lines(path: str, text: str) -> Iterator[TrainLine]:
 
     for command in _COMMAND.finditer(joined):
         if assignment := _ASSIGNMENT.fullmatch(command[0]):
+            name, content = assignment.groups()
             # With the count above at most 100,000 characters are put in.
-            short = len(assignment[2]) < 1000
-            variables[assignment[1]] = assignment[2].strip("\"'") if short else "$" + assignment[1]
+            variables[name] = content.strip("\"'") if len(content) < 1000 else f"${name}"
         programs = [m for m in _TRAIN.finditer(joined, *command.span()) if _CAFFE.fullmatch(put_in(m[1]))]
         last = command.start()
         for program, end in zip(programs, [*(p.start() for p in programs[1:]), command.end()], strict=False):
@@ -80,8 +84,8 @@ def train_lines(path: str, text: str) -> Iterator[TrainLine]:
             before, last = put_in(joined[last : program.start()]), program.end()
             if solver is None:
                 continue
-            launched, number = _LAUNCHER.search(before) is not None, re.search(_OPTION % "np?|ntasks", before)
-            nodes = int(number[1]) if number and re.fullmatch(r"[0-9]{1,9}", number[1]) else 0
+            launched, number = _LAUNCHER.search(before) is not None, _PROCESSES.search(before)
+            nodes = int(number[1] or 0) if number else 0
             gpus = gpu.text.count(",") + 1 if gpu and re.fullmatch(r"\d+(,\d+)*", gpu.text) else 0
             workers = Workers((nodes if launched else 1) * (gpus if gpu else 1), launched and nodes > 1)
             option = "--snapshot" if snapshot else "--weights" if weights else "--solver"
@@ -108,7 +112,7 @@ class Step(NamedTuple):
 
 
 def ordered_steps(
-    folder: CaffeFolder, texts: Mapping[str, bytes], order: Sequence[str], findings: Findings
+    folder: CaffeFolder, texts: Mapping[str, bytes], order: Sequence[str]
 ) -> tuple[list[Step], list[TrainLine]]:
     """Return the stages, parents first, and the commands. `texts`: the .prototxt files. UsageError, RecipeError."""
     names = names_of([file for file, data in texts.items() if is_solver(data)])
@@ -120,7 +124,7 @@ def ordered_steps(
     for script, data in folder.scripts().items():
         path, text = posixpath.join(folder.shown, script), data.decode(errors="replace").replace("\0", " ")
         lines += train_lines(path, text)
-        findings.mistakes.file(path, text)
+        folder.mistakes.file(path, text)
     lines.sort(key=lambda line: line.start is not None)  # fresh starts come first
     single: dict[tuple[str, ...], TrainLine] = {}
     for line in lines:  # scripts and READMEs repeat each other
@@ -134,14 +138,14 @@ def ordered_steps(
         first = next(iter(names.values()))
         hint = f"for example, give `--order {','.join(names.values())}`; `--order {first}` imports only that one"
         raise RecipeError([Problem(f"{what}: {candidates}", span, hint=hint)])
-    chain = Chain(folder, {file: _step(name, file, texts[file]) for file, name in names.items()}, findings)
+    chain = Chain(folder, {file: _step(name, file, texts[file]) for file, name in names.items()})
     if named:
         chain.follow(named, single.values())
     else:
         chain.read(single.values())
     if chain.steps and (unused := [file for file in names if file not in chain.steps]):
         why = "`--order` does not name them" if order else "no `caffe train` line names them"
-        findings.leave(Span(span.path, 0, 1), "other solvers are left out", f"{why}: {', '.join(unused)}")
+        folder.leave(Span(span.path, 0, 1), "other solvers are left out", f"{why}: {', '.join(unused)}")
     return list(chain.steps.values()), lines
 
 
@@ -149,7 +153,7 @@ def _step(name: str, file: str, data: bytes) -> Step:
     solver = read_solver(file, data, Problems())  # its mistakes are reported later, if it is a stage
     with suppress(Doubtful):
         # Without a prefix, Caffe uses the solver's name (BVLC), or fails.
-        prefix = solver.view.text("snapshot_prefix") or file.removesuffix(".prototxt")
+        prefix = solver.text("snapshot_prefix") or file.removesuffix(".prototxt")
         return Step(name, file, prefix, solver.whole("max_iter"), solver.whole("snapshot"))
     return Step(name, file)
 
@@ -157,8 +161,8 @@ def _step(name: str, file: str, data: bytes) -> Step:
 class Chain:
     """The stages so far, by solver file. `solvers`: each solver as a stage without a start."""
 
-    def __init__(self, folder: CaffeFolder, solvers: Mapping[str, Step], findings: Findings) -> None:
-        self.folder, self.solvers, self.findings = folder, solvers, findings
+    def __init__(self, folder: CaffeFolder, solvers: Mapping[str, Step]) -> None:
+        self.folder, self.solvers = folder, solvers
         self.steps: dict[str, Step] = {}
 
     def read(self, lines: Collection[TrainLine]) -> None:
@@ -166,7 +170,7 @@ class Chain:
         for line in lines:
             step = self.start(line)
             if isinstance(step, Problem):
-                self.findings.mistakes.add(step.span, step.message, step.hint)
+                self.folder.mistakes.add(step.span, step.message, step.hint)
                 if line.file in self.solvers:
                     self.steps.setdefault(line.file, self.solvers[line.file])
                 continue
@@ -175,7 +179,7 @@ class Chain:
                 self.steps[line.file] = before._replace(parents=(*before.parents, *step.parents))
             elif before is not step:
                 message = f"`{line.solver.text}` starts here from something other than in an earlier line"
-                self.findings.mistakes.add(line.solver.span, message, "give each its solver file, or use --order")
+                self.folder.mistakes.add(line.solver.span, message, "give each its solver file, or use --order")
 
     def follow(self, order: Collection[str], lines: Collection[TrainLine]) -> None:
         """Add the stages of `order`; each starts from the previous one's end, or within it if a line does. Contradicting lines are listed."""
@@ -186,7 +190,7 @@ class Chain:
                 parents = () if isinstance(step, Problem) else tuple(p.partition("@")[0] for p in step.parents)
                 if isinstance(step, Problem) or parents != before or step is not self.steps.setdefault(file, step):
                     why = f"`--order` starts stage {self.solvers[file].name} from {''.join(before) or 'fresh weights'} instead"
-                    self.findings.leave((line.start or line.solver).span, line.option, why)
+                    self.folder.leave((line.start or line.solver).span, line.option, why)
             before = (self.steps.setdefault(file, self.solvers[file]._replace(parents=before)).name,)
 
     def start(self, line: TrainLine) -> Step | Problem:
@@ -220,7 +224,7 @@ class Chain:
         return Problem(message, word.span, hint=f"{hint}`--order` trains without it")
 
 
-def workers_of(step: Step, lines: Sequence[TrainLine], option: int | None, batch: Span, findings: Findings) -> Workers:
+def workers_of(step: Step, lines: Sequence[TrainLine], option: int | None, batch: Span, folder: CaffeFolder) -> Workers:
     """Return the workers of a stage. `lines`: all commands. `option`: --workers, which overrides them. `batch`: the net's `batch_size`."""
     if option is not None:
         return Workers(option, option > 1)
@@ -230,13 +234,13 @@ def workers_of(step: Step, lines: Sequence[TrainLine], option: int | None, batch
     if not candidates and not (of_step and numbers - {1}):
         why = "taken for a whole update, since the number of workers is unknown"
         todo = "if there were several, give `--workers N`, or write batch_size in the stage"
-        findings.leave(batch, "batch_size", why, todo)
+        folder.leave(batch, "batch_size", why, todo)
     elif len(of_stage := {workers.number for workers in candidates}) != 1 or 0 in of_stage:
         message = f"the number of workers of stage {step.name} is unknown"
         message += f": commands have {' or '.join(map(str, sorted(numbers)))}" if numbers else ""
         hint = "give `--workers N`, and write batch_size in stages that had another number"
-        findings.mistakes.add(of_step[0].solver.span, message, hint)
-    return max(candidates, default=Workers(1, False))
+        folder.mistakes.add(of_step[0].solver.span, message, hint)
+    return max(candidates, default=ALONE)
 
 
 def names_of(files: Sequence[str]) -> dict[str, str]:
