@@ -14,6 +14,7 @@ import psutil
 
 from stagerun.base.errors import ExitCode, StagerunError, UsageError
 from stagerun.base.recipe import Audit, Schedule, Stage
+from stagerun.command.ending import say
 from stagerun.command.options import argument, arguments, command, given, option
 from stagerun.command.shared import DeviceBatch, Json, Overrides, Synthetic, TrustCode, limits
 from stagerun.language.resolve import SCHEDULE_FILE
@@ -53,6 +54,11 @@ class VerifyOptions:
     def words(self) -> list[str]:
         """The command line."""
         return ["verify", *arguments(self)]
+
+    def say(self, text: str) -> None:
+        """Show what comes before the result."""
+        if not self.as_json:
+            say(text)
 
 
 _ONLY_SCHEDULE = ("--kills", "--iters", "--device-batch", "--synthetic")

@@ -53,18 +53,6 @@ class Verdict:
 def verify(options: VerifyOptions) -> int:
     schedule = load(options.folder, options.overrides)
     nproc = options.nproc or devices(schedule)
-    _check(options, schedule, nproc)
-    with tempfile.TemporaryDirectory(prefix="stagerun-verify-") as name:
-        if options.synthetic:
-            from stagerun.tools.rehearse.schedule import make_images
-
-            make_images(schedule, Path(name))
-        verdict = _Trial(options, schedule, Path(name), nproc).verdict()
-    say(json.dumps(asdict(verdict), indent=2) if options.as_json else render(verdict, options))
-    return ExitCode.BUG if verdict.verdict == "DIFFERENT" and verdict.promised else ExitCode.DONE
-
-
-def _check(options: VerifyOptions, schedule: Schedule, nproc: int) -> None:
     if launched():
         raise UsageError(
             f"a launcher has started this process as one of several ({started_by()})",
@@ -77,6 +65,14 @@ def _check(options: VerifyOptions, schedule: Schedule, nproc: int) -> None:
             "`--nproc 1` has them; `stagerun run DIR --replay OUT` repeats a run, and compares what came out",
         )
     check_short(schedule, nproc, options.device_batch, options.synthetic, "verifies")
+    with tempfile.TemporaryDirectory(prefix="stagerun-verify-") as name:
+        if options.synthetic:
+            from stagerun.tools.rehearse.schedule import make_images
+
+            make_images(schedule, Path(name))
+        verdict = _Trial(options, schedule, Path(name), nproc).verdict()
+    say(json.dumps(asdict(verdict), indent=2) if options.as_json else render(verdict, options))
+    return ExitCode.BUG if verdict.verdict == "DIFFERENT" and verdict.promised else ExitCode.DONE
 
 
 def ends_of(schedule: Schedule, out: Path) -> tuple[dict[str, str], bool]:
@@ -120,7 +116,9 @@ class _Trial:
 
     def verdict(self) -> Verdict:
         result, straight, out = self.result, self.folder / "straight", self.folder / "interrupted"
-        self._say(f"verifying {self.schedule.name}: {self.iterations} iterations with --nproc {self.child.nproc}")
+        self.options.say(
+            f"verifying {self.schedule.name}: {self.iterations} iterations with --nproc {self.child.nproc}"
+        )
         self._life(straight, set(), 0, 0.0)
         times = [at for at, _ in Log(straight / LOG)]  # without the start of the processes
         pace = (times[-1] - times[0]) / self.iterations
@@ -137,7 +135,7 @@ class _Trial:
                 hits -= bool(life.hit)
                 result.lives.append(life)
                 start = f"from {life.start}" if life.start else "nothing trained"
-                self._say(f"  life {len(result.lives)}: {start}; {life.hit or 'to the end'}")
+                self.options.say(f"  life {len(result.lives)}: {start}; {life.hit or 'to the end'}")
             ends, _ = ends_of(self.schedule, out)
             result.different = [name for name in wanted if ends.get(name) != wanted[name]]
             result.stages |= {name: (wanted[name], ends.get(name, "none")) for name in result.different}
@@ -147,10 +145,6 @@ class _Trial:
                 result.verdict = "DIFFERENT" if result.different else "BIT-EXACT" if result.promised else "EQUAL"
                 return result
         raise UsageError("too few lives resumed from a snapshot", "take more --kills, or more --iters")
-
-    def _say(self, text: str) -> None:
-        if not self.options.as_json:
-            say(text)
 
     def _life(self, out: Path, trained: set[tuple[str, int]], hits: int, pace: float) -> Life:
         """Run one life, and hit it at a random moment if `hits` are left. `trained`: (stage, iteration) of the run so far."""

@@ -2,6 +2,7 @@
 some of them; and the schedule in its snapshots."""
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,7 +50,7 @@ class Course:
 
 def courses_of(events: Iterable[Event]) -> tuple[dict[str, Course], list[str]]:
     """Return the course of each stage with proofs, by its present name, and contradictions in words."""
-    courses: dict[str, Course] = {}
+    courses: defaultdict[str, Course] = defaultdict(Course)
     wrong: list[str] = []
     life: RunStarted | None = None
     returning, renamed = set[str](), set[str]()
@@ -65,21 +66,21 @@ def courses_of(events: Iterable[Event]) -> tuple[dict[str, Course], list[str]]:
                     if old is not None and old.stage in courses and event.stage not in courses:
                         courses[event.stage] = courses.pop(old.stage)
             case StageStarted():
-                courses.setdefault(event.stage, Course()).start(event, life, event.stage in returning)
+                courses[event.stage].start(event, life, event.stage in returning)
                 returning.discard(event.stage)
             case NotFinite() if event.back_to is not None and event.until is None:
-                course = courses.setdefault(event.stage, Course())
+                course = courses[event.stage]
                 earlier = {number: back_to for number, back_to in course.returns.items() if number < event.number}
                 course.returns = {**earlier, event.number: event.back_to}
                 returning.add(event.stage)
             case Proof():
-                courses.setdefault(event.stage, Course()).proofs[event.iter] = event
-    courses = {stage: course for stage, course in courses.items() if course.proofs}
-    for stage, course in courses.items():
+                courses[event.stage].proofs[event.iter] = event
+    proven = {stage: course for stage, course in courses.items() if course.proofs}
+    for stage, course in proven.items():
         course.proofs = dict(sorted(course.proofs.items()))
         if not course.lives:
             wrong.append(f"the log has proofs of `{stage}`, and no run that trained it")
-    return courses, wrong
+    return proven, wrong
 
 
 def broken_chains(schedule: Schedule, courses: Mapping[str, Course]) -> list[str]:

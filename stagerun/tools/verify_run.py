@@ -101,18 +101,14 @@ class _Check:
         draw = options.proofs, options.seed
         chosen, findings.out_of_reach = stretches(self.schedule, self.courses, snapshots, draw, self._resources)
         iterations = count(sum(one.until - one.begins for one in chosen), "iteration")
-        self._say(f"verifying {self.out}: training {iterations} again in {count(len(chosen), 'part')}")
+        options.say(f"verifying {self.out}: training {iterations} again in {count(len(chosen), 'part')}")
         for number, one in enumerate(chosen, 1):
             wrong, unlike = len(findings.wrong), len(findings.unlike)
             self._train_again(one, snapshots)
             state = "on another processor" if len(findings.unlike) > unlike else "the same"
             state = "differs" if len(findings.wrong) > wrong else state
-            self._say(f"  {number}/{len(chosen)} {one.stage}, {one.begins} to {one.until}: {state}")
+            options.say(f"  {number}/{len(chosen)} {one.stage}, {one.begins} to {one.until}: {state}")
         return findings
-
-    def _say(self, text: str) -> None:
-        if not self.options.as_json:
-            say(text)
 
     def _resources(self, life: RunStarted) -> tuple[int, int]:
         workers = self.last.workers if self.elastic else life.workers

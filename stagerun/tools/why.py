@@ -45,8 +45,8 @@ def _line(stage: Stage, key: str) -> str:
     """Return the line that sets a field, or the message around it that is set as a whole; '' for a default."""
     while key not in stage.origins and "." in key:
         key = key.rpartition(".")[0]
-    span = stage.origins[key].span if key in stage.origins else None
-    return _shown(span) if span else ""
+    origin = stage.origins.get(key)
+    return _shown(origin.span) if origin is not None and origin.span else ""
 
 
 def _shown(span: Span) -> str:
@@ -134,8 +134,7 @@ Layer = tuple[
 def _layers(schedule: Schedule, stage: Stage | None, overrides: Sequence[str]) -> list[Layer]:
     """Return the layers of a stage, or of the schedule, in the order of `language.layers`. Reads the files again: reading them keeps only the
     values that count."""
-    problems, texts = Problems(), dict(schedule.files)
-    path, first = schedule.files[0]
+    problems, (path, first) = Problems(), schedule.files[0]
     root = parse(path, first, SCHEDULE, problems)
     nodes = {node.name: node for node in stages.nodes(root, problems)}
     changes = override.read(overrides, stages.names_of(list(nodes.values())), problems)
@@ -145,13 +144,12 @@ def _layers(schedule: Schedule, stage: Stage | None, overrides: Sequence[str]) -
         return shared
     layers: list[Layer] = []
     for block, inside in shared:
-        whole = [] if inside else block.blocks("solver")
-        layers += [(block, inside)] if inside else [(solver, ("solver",)) for solver in whole]
+        layers += [(block, inside)] if inside else [(solver, ("solver",)) for solver in block.blocks("solver")]
     node = nodes[stage.name]
     solver = node.solver
     if solver is None and node.file is not None:
         file = posixpath.join(posixpath.dirname(path), node.file)
-        solver = parse(file, texts.get(file, ""), SOLVER, problems)
+        solver = parse(file, dict(schedule.files).get(file, ""), SOLVER, problems)
     layers += [(block, ("solver",)) for block in (solver, node.sweep) if block is not None]
     for name in filter(None, (node.group, node.name)):
         layers += [(change.leaf, ("solver", *change.path)) for change in changes if change.stage == name]
@@ -233,7 +231,8 @@ def _several(
     """Show a field in each of several stages, then its manual entry."""
     key = ".".join(["solver", *(field.name for field in fields)])
     rows = [(stage.name, *row) for stage in chosen for row in _rows(schedule, stage, sets, key)]
-    return "\n\n".join(["\n".join(columns([("stage", "field", "value", "from"), *rows])), _manual(fields[-1])])
+    table = columns([("stage", "field", "value", "from"), *rows])
+    return "\n".join([*table, "", _manual(fields[-1])])
 
 
 def _whole_stage(schedule: Schedule, stage: Stage, overrides: Sequence[str]) -> str:

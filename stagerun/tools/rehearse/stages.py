@@ -76,19 +76,19 @@ def rehearse(session: Session) -> Answer:
     return Answer(*rank0(comm, lambda: _answer(session, whole, figures)))
 
 
-def measured(session: Session, timeline: Iterable[tuple[float, Event]]) -> Measured:
-    """Sort the events, and show the most important."""
+def measured(session: Session, events: Iterable[Event]) -> Measured:
+    """Sort the events as they happen, and show the most important."""
     seen, since, cold, last = Measured(), 0.0, True, 0
-    for at, event in timeline:
+    for event in events:
         match event:
             case RunStarted() | StageFinished() | EnsembleTested():
-                since = at
+                since = time.monotonic()
             case StageStarted():
                 cold, last = True, event.max_iter
                 session.show(f"  {event.stage}: iterations {event.iter} to {last}, from {event.start}")
             case Iterated() if cold:
                 seen.cold.append(event)
-                seen.starts.append((event.stage, at - since))
+                seen.starts.append((event.stage, time.monotonic() - since))
                 cold = False
             case Iterated():
                 seen.warm.append(event)
