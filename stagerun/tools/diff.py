@@ -19,7 +19,7 @@ from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.values import NONE, identity, leaves, text
 from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.tools.library import Snapshot
-from stagerun.tools.why import settings_of
+from stagerun.tools.why import plain_values, settings_of
 
 
 class Fact(NamedTuple):
@@ -119,10 +119,8 @@ def _of_snapshot(folder: Path) -> Schedule:
 
 
 def facts_of(schedule: Schedule) -> Facts:
-    shared = {"name": False, "seed": True, "determinism": True, "keep_snapshots": False}
-    values = {name: text(getattr(schedule, name)) for name in shared}
-    settings = settings_of(schedule.stages[0], values)
-    facts = {("", s.key): Fact(s.value, s.line, s.text, shared[s.key]) for s in settings}
+    settings = settings_of(schedule.stages[0], dict(plain_values(schedule)))
+    facts = {("", s.key): Fact(s.value, s.line, s.text, s.key in ("seed", "determinism")) for s in settings}
     for one in schedule.ensembles:
         trains = any(stage.average == one.name for stage in schedule.stages)
         for name in ("members", "rule", "shape", "batch_norm_iter"):

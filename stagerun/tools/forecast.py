@@ -71,7 +71,7 @@ def _evaluations(plan: Plan, out: Path) -> Iterator[str]:
 
 
 def hours_blocks(
-    plan: Plan, out: Path, images_per_second: float | None, allocation: float | None
+    plan: Plan, out: Path, images_per_second: float | None = None, allocation: float | None = None
 ) -> tuple[list[str], dict[str, object]]:
     """Return blocks of text, and the same as members of JSON: at that speed, in images per second of the whole job, or else as measured
     here; `allocation` in seconds. UsageError for an allocation where a speed is unknown; StorageError, PermissionDenied for an

@@ -203,8 +203,9 @@ def proposals(looked: Look, text: str, target: Target) -> Iterator[lsp.Completio
     elif held.type == FieldDescriptor.TYPE_BOOL:
         words = {"true": "", "false": ""}
     else:
-        stages = _full_name(held) in ("StageEntry.from", "Sweep.from", "Ensemble.members", "LossParameter.teacher")
-        texts = names_of(looked.nodes) if stages else CHOICES.get(_full_name(held), ())
+        name = _full_name(held)
+        stages = name in ("StageEntry.from", "Sweep.from", "Ensemble.members", "LossParameter.teacher")
+        texts = names_of(looked.nodes) if stages else CHOICES.get(name, ())
         behind = "" if quote and token.text[1:].endswith(quote) else quote or '"'
         words = {(quote or '"') + word: "" for word in texts}
     typed = range_of(Span("", token.line, token.column, len(target.typed)))

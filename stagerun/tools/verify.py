@@ -2,12 +2,11 @@
 whether a killed run resumes to the same bits."""
 
 import random
-import shutil
 import subprocess
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -108,8 +107,7 @@ def _train(options: VerifyOptions) -> int:
 
         stage, until = options.stretch.rsplit("@", 1)
         run = replace(run, only=(stage,))
-        ends = ends_before(stage, int(until))
-        cut = Cut(_proven, 1, ends, lambda folder, overrides: read_schedule(folder, overrides, options.trust_code))
+        cut = Cut(_proven, 1, ends_before(stage, int(until)), partial(read_schedule, options.trust_code))
     else:
         cut = Cut(lambda schedule: shortened(options, schedule), options.batches or 1)
     orders = Orders(tuple(replace(options, nproc=None).words), options.threads, limits=limits(()))
@@ -162,12 +160,12 @@ POLL_S = 0.005
 
 
 class Child:
-    """A `stagerun` command that prints into the file `output`. As a context manager it leaves no process and no folder of its launcher."""
+    """A `stagerun` command that prints into the file `output`, and has its temporary files next to it. As a context manager it leaves no
+    process."""
 
     def __init__(self, words: list[str], output: Path) -> None:
-        self._temporary = tempfile.mkdtemp()
         with open(output, "wb") as file:
-            self.process = start_command(words, file, subprocess.STDOUT, TMPDIR=self._temporary)
+            self.process = start_command(words, file, subprocess.STDOUT, TMPDIR=str(output.parent))
         self._seen = {psutil.Process(self.process.pid)}
 
     def __enter__(self) -> "Child":
@@ -178,7 +176,6 @@ class Child:
         self.process.kill()  # its workers die with it
         self.process.wait()
         self.wait_until_gone()
-        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def living(self) -> list[psutil.Process]:
         """Return the living processes: the command and all that it has started, as far as it lived when this was called."""

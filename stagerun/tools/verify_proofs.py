@@ -195,7 +195,7 @@ def ends_before(stage: str, until: int) -> Callable[[Event], bool]:
 # -- the schedule of a run
 
 
-def read_schedule(folder: str, overrides: Sequence[str], trust_code: bool) -> Schedule:
+def read_schedule(trust_code: bool, folder: str, overrides: Sequence[str]) -> Schedule:
     """Return the schedule of DIR, or of an output folder."""
     target = output.find_target(folder, overrides, None)
     return target.schedule or stored_schedule(target.out, trust_code)

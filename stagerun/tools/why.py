@@ -64,14 +64,19 @@ def _settings_of_stage(schedule: Schedule, stage: Stage) -> list[Setting]:
     return list(settings_of(stage, values))
 
 
+def plain_values(schedule: Schedule) -> Iterator[tuple[str, str]]:
+    """Yield the settings of a schedule that are not in a message."""
+    for name in ("name", "seed", "determinism", "keep_snapshots"):
+        yield name, text(getattr(schedule, name))
+
+
 def _shared(schedule: Schedule) -> tuple[Stage, list[Setting]]:
     """Return the settings that all stages share, and a stage that has them."""
     stages = schedule.stages
     usual = (s for s in stages if s.model == schedule.model and own_images(s.data, schedule.data) is None)
     stage = next(usual, stages[0])
-    values = {name: text(getattr(schedule, name)) for name in ("name", "seed", "determinism", "keep_snapshots")}
-    values |= dict([*leaves(schedule.model, "model"), *leaves(schedule.data, "data")])
-    return stage, list(settings_of(stage, values))
+    values = [*plain_values(schedule), *leaves(schedule.model, "model"), *leaves(schedule.data, "data")]
+    return stage, list(settings_of(stage, dict(values)))
 
 
 # -- names

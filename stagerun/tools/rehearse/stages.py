@@ -162,16 +162,11 @@ def _answer(session: Session, whole: Schedule, figures: Figures) -> Answer:
     out = session.options.output(whole)
     store.write_atomic(store.LocalDisk(), figures_file(out), json.dumps(asdict(figures)).encode())
     plan = plan_of(whole, out)
-    hours, record = hours_blocks(plan, out, None, None)
+    hours, record = hours_blocks(plan, out)
     needed = needs(plan, figures, out)
-    blocks = [
-        "",
-        *filter(None, hours),
-        "",
-        *(f"{'' if enough else 'WOULD RUN OUT: '}{text}" for text, enough in needed),
-    ]
-    record = {**record, "figures": asdict(figures), "needs": [{"text": t, "enough": e} for t, e in needed]}
-    return Answer(record, "\n".join(blocks) + _NOTES)
+    lines = [text if enough else f"WOULD RUN OUT: {text}" for text, enough in needed]
+    record |= {"figures": asdict(figures), "needs": [{"text": t, "enough": e} for t, e in needed]}
+    return Answer(record, "\n".join(["", *filter(None, hours), "", *lines]) + _NOTES)
 
 
 def needs(plan: Plan, figures: Figures, out: Path) -> list[tuple[str, bool]]:
