@@ -30,7 +30,7 @@ from stagerun.manual.fields import enum_name, first_sentence, help_text, value_n
 from stagerun.system.files import upward
 from stagerun.tools.fmt import formatted
 from stagerun.tools.lint import lint
-from stagerun.tools.why import explained
+from stagerun.tools.why import explained, full_name
 
 Texts = Mapping[str, str]  # what the editor holds, by absolute path
 
@@ -154,10 +154,6 @@ def _is_before(token: Token, cursor: tuple[int, int]) -> bool:
     return token.kind is not Kind.END and (last < cursor or (last == cursor and (closed or token.kind is Kind.MARK)))
 
 
-def _full_name(field: FieldDescriptor) -> str:
-    return f"{field.containing_type.name}.{field.name}"
-
-
 def hover_text(looked: Look, path: str, target: Target) -> str:
     """Return the manual of the field or value at the cursor, or `plan --why` if the schedule loads; '' for anything else."""
     held, word = target.field, target.token.text
@@ -176,7 +172,7 @@ def hover_text(looked: Look, path: str, target: Target) -> str:
     if looked.schedule is not None and words[0]:
         with suppress(UsageError):  # a field inside a list of messages, the name of a stage
             return explained(looked.schedule, ".".join(words))
-    return help_text(_full_name(held))
+    return help_text(full_name(held))
 
 
 # -- completion
@@ -195,7 +191,7 @@ def proposals(looked: Look, text: str, target: Target) -> Iterator[lsp.Completio
             if one.is_repeated or one is held or one.name not in written:
                 end = " { " if is_message(one) else ": "
                 name = one.name + ("" if rest.startswith((":", "{", "<")) else end)
-                words[name] = first_sentence(_full_name(one))
+                words[name] = first_sentence(full_name(one))
     elif held is None or (token.kind is Kind.STRING and not quote):  # before the quotes
         return
     elif held.enum_type is not None:
@@ -203,7 +199,7 @@ def proposals(looked: Look, text: str, target: Target) -> Iterator[lsp.Completio
     elif held.type == FieldDescriptor.TYPE_BOOL:
         words = {"true": "", "false": ""}
     else:
-        name = _full_name(held)
+        name = full_name(held)
         stages = name in ("StageEntry.from", "Sweep.from", "Ensemble.members", "LossParameter.teacher")
         texts = names_of(looked.nodes) if stages else CHOICES.get(name, ())
         behind = "" if quote and token.text[1:].endswith(quote) else quote or '"'

@@ -21,7 +21,7 @@ from stagerun.launch import die_with_launcher, start_command
 from stagerun.launch.start import Orders, joined, start, work
 from stagerun.system import signals
 from stagerun.system.process import lives
-from stagerun.tools.rehearse.schedule import rehearsal
+from stagerun.tools.rehearse.schedule import rehearsal, with_synthetic
 from stagerun.train.command import job_of
 from stagerun.train.options import Cut, RunOptions
 
@@ -122,16 +122,9 @@ def shortened(options: VerifyOptions, schedule: Schedule) -> Schedule:
     """Return the rehearsal of a schedule with several device batches per iteration, and with snapshots inside the stages: after most
     interruptions the next life resumes inside a stage. With --synthetic its images are next to --out."""
     short = rehearsal(schedule, options.iters, options.batches or 1, options.device_batch)
-
-    def saved(stage: Stage) -> Stage:
-        return replace(stage, solver=replace(stage.solver, snapshot=max(1, stage.solver.max_iter // 3)))
-
-    short = replace(short, stages=tuple(map(saved, short.stages)))
-    if options.synthetic:
-        from stagerun.tools.rehearse.schedule import with_synthetic
-
-        short = with_synthetic(short, Path(options.out or "").parent)
-    return short
+    saved = (replace(s, solver=replace(s.solver, snapshot=max(1, s.solver.max_iter // 3))) for s in short.stages)
+    short = replace(short, stages=tuple(saved))
+    return with_synthetic(short, Path(options.out or "").parent) if options.synthetic else short
 
 
 def _proven(schedule: Schedule) -> Schedule:

@@ -22,6 +22,7 @@ from stagerun.logs.log_file import LOG, Log
 from stagerun.plan.choice import check_short
 from stagerun.store.layout import choices_folder
 from stagerun.system.world import launched, started_by
+from stagerun.tools.rehearse.schedule import make_images
 from stagerun.tools.verify import POLL_S, Child, ChildFailed, VerifyOptions, shortened
 from stagerun.train.results import read_result
 
@@ -67,8 +68,6 @@ def verify(options: VerifyOptions) -> int:
     check_short(schedule, nproc, options.device_batch, options.synthetic, "verifies")
     with tempfile.TemporaryDirectory(prefix="stagerun-verify-") as name:
         if options.synthetic:
-            from stagerun.tools.rehearse.schedule import make_images
-
             make_images(schedule, Path(name))
         verdict = _Trial(options, schedule, Path(name), nproc).verdict()
     say(json.dumps(asdict(verdict), indent=2) if options.as_json else render(verdict, options))

@@ -95,18 +95,27 @@ def explained(schedule: Schedule, name: str, overrides: Sequence[str] = ()) -> s
     elif not chosen and first == "solver" and words:
         chosen = list(schedule.stages)
     exact = next((stage for stage in chosen if stage.name == first), None)
-    if chosen and words:
-        fields = _follow(SOLVER, words)
-        return _one(schedule, exact, fields, overrides) if exact else _several(schedule, chosen, fields, overrides)
-    if exact:
+    if exact and not words:
         return _whole_stage(schedule, exact, overrides)
-    if chosen:
+    if chosen and not words:
         raise UsageError(f"`{first}` makes {len(chosen)} stages", f"name one of {listing([s.name for s in chosen])}")
-    if first in SCHEDULE.fields_by_name and first not in ("stage", "solver", "ensemble"):
-        return _one(schedule, None, _follow(SCHEDULE, [first, *words]), overrides)
-    names = dict.fromkeys(name for s in schedule.stages for name in (s.name, s.group) if name is not None)
-    hint = nearest(first, {*names, *SCHEDULE.fields_by_name, *SOLVER.fields_by_name} - {first})
-    raise UsageError(f"`{first}` is neither a stage nor a setting", hint or f"the stages are {listing(list(names))}")
+    if chosen:
+        fields = _follow(SOLVER, words)
+        table = _one(schedule, exact, fields, overrides) if exact else _several(schedule, chosen, fields, overrides)
+    elif first in SCHEDULE.fields_by_name and first not in ("stage", "solver", "ensemble"):
+        fields = _follow(SCHEDULE, [first, *words])
+        table = _one(schedule, None, fields, overrides)
+    else:
+        names = dict.fromkeys(name for s in schedule.stages for name in (s.name, s.group) if name is not None)
+        hint = nearest(first, {*names, *SCHEDULE.fields_by_name, *SOLVER.fields_by_name} - {first})
+        message = f"`{first}` is neither a stage nor a setting"
+        raise UsageError(message, hint or f"the stages are {listing(list(names))}")
+    return f"{table}\n\n{help_text(full_name(fields[-1]))}"
+
+
+def full_name(field: FieldDescriptor) -> str:
+    """Return `Solver.base_lr`, as in the manual."""
+    return f"{field.containing_type.name}.{field.name}"
 
 
 def _follow(kind: Descriptor, words: Sequence[str]) -> tuple[FieldDescriptor, ...]:
@@ -209,11 +218,7 @@ def _one(schedule: Schedule, stage: Stage | None, fields: Sequence[FieldDescript
     for number, (span, cleared) in enumerate(reversed(lines)):
         how = f"`{cleared}` cleared" if cleared else replaced if number else "set"
         blocks.append(Problem(how, span, files.line(span)).render())
-    return "\n\n".join([*blocks, _manual(fields[-1])])
-
-
-def _manual(field: FieldDescriptor) -> str:
-    return help_text(f"{field.containing_type.name}.{field.name}")
+    return "\n\n".join(blocks)
 
 
 def _default(holder: Stage, key: str, field: FieldDescriptor) -> str:
@@ -233,11 +238,10 @@ def _default(holder: Stage, key: str, field: FieldDescriptor) -> str:
 def _several(
     schedule: Schedule, chosen: Sequence[Stage], fields: Sequence[FieldDescriptor], sets: Sequence[str]
 ) -> str:
-    """Show a field in each of several stages, then its manual entry."""
+    """Show a field in each of several stages."""
     key = ".".join(["solver", *(field.name for field in fields)])
     rows = [(stage.name, *row) for stage in chosen for row in _rows(schedule, stage, sets, key)]
-    table = columns([("stage", "field", "value", "from"), *rows])
-    return "\n".join([*table, "", _manual(fields[-1])])
+    return "\n".join(columns([("stage", "field", "value", "from"), *rows]))
 
 
 def _whole_stage(schedule: Schedule, stage: Stage, overrides: Sequence[str]) -> str:
