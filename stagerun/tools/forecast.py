@@ -57,7 +57,8 @@ def notes(plan: Plan, out: Path) -> Iterator[str]:
 def _evaluations(plan: Plan, out: Path) -> Iterator[str]:
     """Name the trained stages without a result, and stages whose result is of other validation images."""
     missing, other = list[str](), list[str]()
-    for stage, end in ((planned.stage, planned.end) for planned in unfinished(plan, out)):
+    for planned in unfinished(plan, out):
+        stage, end = planned.stage, planned.end
         result = read_result(out, end) if end is not None else None
         if result is None:
             missing += [stage.name] if stage.data.val else []
