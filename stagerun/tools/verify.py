@@ -31,7 +31,6 @@ from stagerun.launch.start import Orders, joined, start, work
 from stagerun.logs.log_file import LOG, Log
 from stagerun.plan.choice import check_short
 from stagerun.store.layout import choices_folder
-from stagerun.system import signals
 from stagerun.system.process import lives
 from stagerun.system.world import launched, started_by
 from stagerun.tools.output import DISK, read_schedule
@@ -104,8 +103,7 @@ def verify(options: VerifyOptions) -> int:
             raise UsageError(f"{flag}: {options.folder} is {what}", hint)
     if of_schedule:
         return verify_schedule(options)
-    with signals.held():
-        from stagerun.tools.verify_run import verify_run
+    from stagerun.tools.verify_run import verify_run
 
     return verify_run(options)
 

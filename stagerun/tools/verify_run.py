@@ -15,13 +15,12 @@ from stagerun.base.events import Event, NotFinite, Proof, Renamed, RunStarted, S
 from stagerun.base.recipe import Determinism, Schedule
 from stagerun.base.text import count, listed
 from stagerun.command.ending import say
-from stagerun.engine.device import differences
 from stagerun.logs.log_file import LOG, Log
 from stagerun.plan import PlannedStage, State, changed_fields, counting
 from stagerun.store.read import borrow
+from stagerun.system import signals
 from stagerun.tools.output import DISK, find_target, plan_of, stored_schedule
 from stagerun.tools.verify import Child, ChildFailed, VerifyOptions
-from stagerun.train.hooks import proven
 
 # -- the proofs in a log: whether they follow from one another, and which stretches of training check some of them
 
@@ -273,6 +272,9 @@ class _Check:
 
     def _check_snapshots(self) -> list[Saved]:
         """Compare each snapshot with the proof at its iteration, and its chain with the newest proof before it. Return the snapshots that count."""
+        with signals.held():
+            from stagerun.train.hooks import proven  # and with it torch
+
         stages = {planned.name: planned.stage for planned in self.plan.stages}
         refs = self.plan.inventory.snapshots
         parents = {ref.stage: ref.parent for ref in refs}  # of each stage's newest: --redo leaves others
@@ -335,6 +337,8 @@ class _Check:
 
     def _unlike(self, stage: str, out: Path, refs: Sequence[store.SnapshotRef]) -> list[str]:
         """Return why bits may differ from the run's. A run may change machines: compare with each snapshot of the stage."""
+        from stagerun.engine.device import differences
+
         again = store.inventory(DISK, out).of(stage)
         refs = [ref for ref in refs if ref.stage == stage] or refs
         if not refs:
