@@ -36,7 +36,7 @@ COMMANDS: Rows = (
     ),
     (
         "plan DIR",
-        "stagerun.tools.plan:plan",
+        "stagerun.tools.forecast:plan_command",
         "show what will run: stages, epochs, learning rates, joints; --why explains one setting",
     ),
     ("view DIR", "stagerun.look.view:view", "open a page that follows a schedule and its run"),

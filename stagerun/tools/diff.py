@@ -19,7 +19,7 @@ from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.values import NONE, identity, leaves, text
 from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.tools.library import Snapshot
-from stagerun.tools.why import settings_of
+from stagerun.tools.why import plain_values, settings_of
 
 
 class Fact(NamedTuple):
@@ -32,7 +32,17 @@ class Fact(NamedTuple):
 
 
 Facts = dict[tuple[str, str], Fact]  # by stage, '' for what stages share, and field
-Change = tuple[str, str, Fact, Fact]  # stage, field, A, B
+
+
+class Change(NamedTuple):
+    stage: str
+    field: str
+    a: Fact
+    b: Fact
+
+    @property
+    def trains(self) -> bool:
+        return self.a.trains or self.b.trains
 
 
 @command()
@@ -52,38 +62,30 @@ def diff(
     stages, others = ([stage.name for stage in schedule.stages] for schedule in (one, other))
     names = [f"stage {name}: only in A" for name in stages if name not in others]
     names += [f"stage {name}: only in B" for name in others if name not in stages]
-    both = {"", *stages} & {"", *others}
-    changes = [
-        (stage, field, before.get((stage, field), Fact()), now.get((stage, field), Fact()))
-        for stage, field in before | now
-        if stage in both
-    ]
-    changes = [change for change in changes if change[2].text != change[3].text]
-    trained = [change for change in changes if _trains(change)]
+    alone = set(stages) ^ set(others)
+    pairs = (Change(*key, before.get(key, Fact()), now.get(key, Fact())) for key in before | now)
+    changes = [change for change in pairs if change.stage not in alone and change.a.text != change.b.text]
+    trained = [change for change in changes if change.trains]
     same = not names and not trained
     if as_json:
         fields = [
             {
-                "stage": stage,
-                "field": field,
-                "a": {"value": old.text, "line": old.line},
-                "b": {"value": new.text, "line": new.line},
-                "trains": _trains((stage, field, old, new)),
+                "stage": change.stage,
+                "field": change.field,
+                "a": {"value": change.a.text, "line": change.a.line},
+                "b": {"value": change.b.text, "line": change.b.line},
+                "trains": change.trains,
             }
-            for stage, field, old, new in changes
+            for change in changes
         ]
         show(json.dumps({"a": first, "b": second, "same": same, "names": names, "fields": fields}, indent=2))
     else:
         blocks = [f"A  {a} ({first})\nB  {b} ({second})", "\n".join(names), *_blocks(trained, len(stages))]
-        if untrained := [change for change in changes if not _trains(change)]:
+        if untrained := [change for change in changes if not change.trains]:
             blocks += ["what changes no training:", *_blocks(untrained, len(stages))]
         verdict = f"they train {'the same thing' if same else 'different things'}"
         blocks.append(verdict if names or changes else f"{verdict}: nothing differs")
         show("\n\n".join(filter(None, blocks)))
-
-
-def _trains(change: Change) -> bool:
-    return change[2].trains or change[3].trains
 
 
 def schedule_in(folder: str) -> tuple[str, Schedule]:
@@ -95,20 +97,17 @@ def schedule_in(folder: str) -> tuple[str, Schedule]:
     if os.path.exists(path / MANIFEST):
         return "a snapshot", _of_snapshot(path)
     snapshots = store.inventory(store.LocalDisk(), path).snapshots
-    newest = {ref.stage: ref.name for ref in sorted(snapshots, key=lambda ref: (ref.attempt, ref.serial, ref.iter))}
-    if not newest:
+    if not snapshots:
         raise UsageError(
             f"{folder} is neither a schedule's folder ({SCHEDULE_FILE}) nor a run with a snapshot",
             "give two folders, each of a schedule, of a run (OUT), or of a snapshot (OUT/snapshots/NAME)",
         )
+    newest = {ref.stage: ref.name for ref in snapshots}  # which are in the order in which they were written
     trained = {stage: _of_snapshot(snapshots_folder(path) / name) for stage, name in newest.items()}
-    last = max(snapshots, key=lambda ref: (ref.attempt, ref.serial, ref.iter))
+    last = trained[snapshots[-1].stage]
     # A trained stage stays as it was when the schedule changes; the name of its parent is the newest.
-    stages = (
-        replace(trained[s.name].stage(s.name), parent=s.parent) if s.name in trained else s
-        for s in trained[last.stage].stages
-    )
-    return "a run", replace(trained[last.stage], stages=tuple(stages))
+    stages = (replace(trained[s.name].stage(s.name), parent=s.parent) if s.name in trained else s for s in last.stages)
+    return "a run", replace(last, stages=tuple(stages))
 
 
 def _of_snapshot(folder: Path) -> Schedule:
@@ -120,34 +119,32 @@ def _of_snapshot(folder: Path) -> Schedule:
 
 
 def facts_of(schedule: Schedule) -> Facts:
-    shared = {"name": False, "seed": True, "determinism": True, "keep_snapshots": False}
-    values = {name: text(getattr(schedule, name)) for name in shared}
-    settings = settings_of(schedule.stages[0], values)
-    facts = {("", s.key): Fact(s.value, s.line, s.text, shared[s.key]) for s in settings}
+    settings = settings_of(schedule.stages[0], dict(plain_values(schedule)))
+    facts = {("", s.key): Fact(s.value, s.line, s.text, s.key in ("seed", "determinism")) for s in settings}
     for one in schedule.ensembles:
         trains = any(stage.average == one.name for stage in schedule.stages)
         for name in ("members", "rule", "shape", "batch_norm_iter"):
             value = text(getattr(one, name))
             facts["", f"ensemble {one.name}.{name}"] = Fact(value, "", value, trains)
     for stage in schedule.stages:
-        facts |= {(stage.name, field): fact for field, fact in _of_stage(schedule, stage).items()}
+        facts |= {(stage.name, field): fact for field, fact in _of_stage(schedule, stage)}
     return facts
 
 
-def _of_stage(schedule: Schedule, stage: Stage) -> dict[str, Fact]:
-    """Return all settings, with the network and the images, whether they are the stage's or the schedule's."""
+def _of_stage(schedule: Schedule, stage: Stage) -> Iterator[tuple[str, Fact]]:
+    """Yield all settings, with the network and the images, whether they are the stage's or the schedule's."""
     solver, line = replace(stage.solver, model=None), f"{stage.span.path}:{stage.span.line}" if stage.origins else ""
     values = dict([*leaves(stage.model, "model"), *leaves(stage.data, "data"), *leaves(solver, "solver")])
     values |= {key: text for key, text in stage.identity.items() if key.startswith(CODE)}
     start = stage.starts_from or "the seed"
-    facts = {"from": Fact(start, line, start, True), "enabled": Fact(text(stage.enabled), line, text(stage.enabled))}
+    yield "from", Fact(start, line, start, True)
+    yield "enabled", Fact(text(stage.enabled), line, text(stage.enabled))
     for s in settings_of(stage, values):
         trains = identity(s.key, solver.lr_policy) or s.key.startswith(CODE)
         trains = trains or (s.key == "data.train.source" and schedule.changes_set(stage))
         trains = trains or (schedule.followed(stage) is not None and is_tested(s.key))
         set_by = (s.line or "a default") if stage.origins else ""
-        facts[s.key.removeprefix("solver.")] = Fact(s.value, set_by, s.text, trains)
-    return facts
+        yield s.key.removeprefix("solver."), Fact(s.value, set_by, s.text, trains)
 
 
 def _blocks(changes: Sequence[Change], number: int) -> Iterator[str]:

@@ -24,6 +24,7 @@ from stagerun.system.files import require_writable, write_whole, writing
 
 COMMENT_COLUMN = 34  # of comments behind short lines, from 0
 _BRACES = {"<": "{", ">": "}"}
+_NOTHING = Token(Kind.END, "", 0, 0)  # before the first token, and behind the last
 
 
 @command()
@@ -127,7 +128,7 @@ def _closes(token: Token) -> bool:
 def _needed(words: Sequence[Token]) -> Iterator[Token]:
     """Drop separators outside of lists, and colons before messages."""
     around = [""]
-    for token, following in pairwise((*words, Token(Kind.END, "", 0, 0))):
+    for token, following in pairwise((*words, _NOTHING)):
         if _opens(token):
             around.append(token.text)
         elif _closes(token):
@@ -141,8 +142,7 @@ def _rows(text: str) -> list[_Row]:
     words = list(_needed(tokens(text)[:-1]))
     opening, closing = _brackets_of_several_lines(words)
     by_line = {number: list(group) for number, group in groupby(words, key=lambda token: token.line)}
-    rows, depth, blank = list[_Row](), 0, False
-    last = Token(Kind.END, "", 0, 0)
+    rows, depth, blank, last = list[_Row](), 0, False, _NOTHING
     for number, line in enumerate(text.split("\n"), 1):
         here = by_line.get(number, [])
         rest = line[here[-1].column - 1 + len(here[-1].text) :] if here else line
@@ -184,8 +184,8 @@ def _brackets_of_several_lines(words: Sequence[Token]) -> tuple[set[Token], set[
 
 def _spaced(words: Sequence[Token]) -> str:
     text = ""
-    for token, following in pairwise((*words, Token(Kind.END, "]", 0, 0))):
+    for token, following in pairwise((*words, _NOTHING)):
         text += _shown(token)
-        if token.text != "[" and following.text not in (":", ",", "]"):
+        if token.text != "[" and following.text not in (":", ",", "]", ""):
             text += " "
     return text

@@ -1,27 +1,108 @@
-"""Notes below the table of `plan`: what is missing, ensembles, how long everything takes, and where an allocation ends."""
+"""`stagerun plan`: what `run` would do; below its table what is missing, ensembles, how long everything takes, and where an allocation ends."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+import click
 
 from stagerun.base.errors import UsageError, listing
 from stagerun.base.recipe import Method
 from stagerun.base.snapshots import passed_over
 from stagerun.base.text import count, duration, size
-from stagerun.base.wings import wing
-from stagerun.language import look_at_classes, look_at_folders
+from stagerun.base.wings import require_wing, wing
+from stagerun.command.ending import show
+from stagerun.command.options import argument, command, flag, option
+from stagerun.command.shared import FASTEST, SLOWEST, Duration, FiniteRange, Json, PlannedOptions, output_folder
+from stagerun.language import load, look_at_classes, look_at_folders
 from stagerun.language.layers import LMDB
 from stagerun.plan import Plan, PlannedStage, State
 from stagerun.plan.ensembles import ensembles_left, ensembles_record, ensembles_text, other_set
 from stagerun.plan.hours import Hours, Speed, hours_record, of_part, render_hours, spent, stage_left
 from stagerun.plan.rehearsal import snapshots_on_disk
+from stagerun.plan.render import csv_rows, render_json, render_text
+from stagerun.system.files import writing
 from stagerun.system.imports import is_there
-from stagerun.tools.check import missing_data, missing_weights, named_sources
+from stagerun.tools.check import missing_data, missing_weights, named_sources, weights_tables
+from stagerun.tools.lint import lint
+from stagerun.tools.output import plan_of
 from stagerun.train.hours import find_hours
+from stagerun.train.keeper import Selection
 from stagerun.train.results import planned_ensembles, read_result, unfinished
 
 HINT = "give --images-per-second N, `stagerun rehearse` it here, or wait until a stage is trained"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions(PlannedOptions):
+    folder: str = argument("[DIR]", default="")
+    as_json: Json = False
+    why: str | None = option(
+        "--why STAGE.FIELD",
+        "Instead: where a setting comes from, what it replaced and what it means. STAGE: all its fields; FIELD: in every stage, or of the "
+        "schedule.",
+    )
+    net: str | None = option(
+        "--net FILE", "Instead, without DIR: the layers of a Caffe net, their shapes, parameters and cost."
+    )
+    size: str | None = option("--size N|HxW|CxHxW", "Of the images of --net.  [default: what the net says]")
+    images_per_second: float | None = option(
+        "--images-per-second N",
+        "Speed of training of the whole job, for the hours.  [default: as the last run or rehearsal here]",
+        type=FiniteRange(SLOWEST, FASTEST),
+    )
+    allocation: float | None = option(
+        "--budget TIME", "Where an allocation of 4h, 90m or 2d would end.", type=Duration()
+    )
+    csv_file: str | None = option("--csv FILE", "Write one row per iteration: lr, momentum, weight decay.")
+    plot_file: str | None = option("--plot FILE.svg", "Also draw it.")
+    weights: bool = flag(
+        "--weights",
+        "Which tensors each stage takes from elsewhere, draws at random and freezes. Reads the files' headers.",
+    )
+
+
+@command("plan")
+def plan_command(options: PlanOptions) -> None:
+    """Shows what `run` would do: stages, epochs, learning rate, joints, and what is done already.
+
+    Works where the data is not. --why explains one setting of DIR; --net shows a net prototxt of Caffe's.
+    """
+    if options.net is not None:
+        if options.folder:
+            raise UsageError(f"--net {options.net}, and {options.folder} too", "leave one of them out")
+        return show(require_wing("caffe.table.net_text")(options.net, options.size))
+    if not options.folder:
+        raise click.UsageError("Missing argument 'DIR'.")
+    if options.size is not None:
+        raise UsageError("--size without --net", "the size of a schedule's images is in its `transform_param`")
+    schedule = load(options.folder, options.overrides)
+    if options.why is not None:
+        from stagerun.tools.why import explained
+
+        return show(explained(schedule, options.why, options.overrides))
+    out = output_folder(schedule.name, options.out)
+    planned = plan_of(schedule, out, Selection(options.redo, options.only, options.until))
+    if options.csv_file is not None:
+        with writing(options.csv_file), open(options.csv_file, "w", encoding="utf-8") as file:
+            file.writelines(csv_rows(planned))
+    blocks, record = hours_blocks(planned, out, options.images_per_second, options.allocation)
+    if options.weights:
+        tables = weights_tables(schedule)
+        blocks, record = [*blocks, *tables], {**record, "weights": tables}
+    findings, lines = lint(schedule), list(notes(planned, out))
+    if options.plot_file is not None:  # refused, if at all, before anything is printed
+        picture = require_wing("look.picture.make_picture")(schedule)
+        require_wing("look.chart.write_plot")(options.plot_file, picture)
+    if options.as_json:
+        show(render_json(planned, lines, record, findings))
+    else:
+        show(render_text(planned, lines, blocks, findings))
+
+
+# -- below the table
 
 
 def notes(plan: Plan, out: Path) -> Iterator[str]:
@@ -57,7 +138,8 @@ def notes(plan: Plan, out: Path) -> Iterator[str]:
 def _evaluations(plan: Plan, out: Path) -> Iterator[str]:
     """Name the trained stages without a result, and stages whose result is of other validation images."""
     missing, other = list[str](), list[str]()
-    for stage, end in ((planned.stage, planned.end) for planned in unfinished(plan, out)):
+    for planned in unfinished(plan, out):
+        stage, end = planned.stage, planned.end
         result = read_result(out, end) if end is not None else None
         if result is None:
             missing += [stage.name] if stage.data.val else []
@@ -71,7 +153,7 @@ def _evaluations(plan: Plan, out: Path) -> Iterator[str]:
 
 
 def hours_blocks(
-    plan: Plan, out: Path, images_per_second: float | None, allocation: float | None
+    plan: Plan, out: Path, images_per_second: float | None = None, allocation: float | None = None
 ) -> tuple[list[str], dict[str, object]]:
     """Return blocks of text, and the same as members of JSON: at that speed, in images per second of the whole job, or else as measured
     here; `allocation` in seconds. UsageError for an allocation where a speed is unknown; StorageError, PermissionDenied for an

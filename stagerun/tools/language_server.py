@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,12 +30,12 @@ from stagerun.manual.fields import enum_name, first_sentence, help_text, value_n
 from stagerun.system.files import upward
 from stagerun.tools.fmt import formatted
 from stagerun.tools.lint import lint
-from stagerun.tools.why import explained
+from stagerun.tools.why import explained, full_name
 
 Texts = Mapping[str, str]  # what the editor holds, by absolute path
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Look:
     """The result of `stagerun check` for a folder, with the texts of an editor. `schedule`: None if it has mistakes. `kinds`: Schedule or
     Solver, by absolute path. `nodes`: the stages, as far as schedule.prototxt can be read."""
@@ -45,7 +45,7 @@ class Look:
     schedule: Schedule | None = None
     problems: tuple[Problem, ...] = ()
     kinds: Mapping[str, Descriptor] = field(default_factory=dict)
-    nodes: tuple[Node, ...] = ()
+    nodes: Sequence[Node] = ()
 
 
 def folder_of(path: str, texts: Texts) -> str | None:
@@ -59,21 +59,20 @@ def folder_of(path: str, texts: Texts) -> str | None:
 
 def look(path: str, texts: Texts) -> Look:
     edited = {os.path.relpath(one, path): text.encode(errors="surrogatepass") for one, text in texts.items()}
-    first, nodes, kinds = os.path.join(path, SCHEDULE_FILE), tuple[Node, ...](), dict[str, Descriptor]()
-    schedule, problems = None, tuple[Problem, ...]()
+    looked, first = Look(path, texts), os.path.join(path, SCHEDULE_FILE)
     try:
         files = files_in(path, edited)
-        nodes = tuple(stage_nodes(files[SCHEDULE_FILE]))
-        kinds = {os.path.join(path, name): SOLVER for name in files} | {first: SCHEDULE}
-        schedule = load(path, (), edited)
-        problems = lint(schedule)
-        if all(one.level is Level.NOTE for one in problems):
-            problems = (*problems, *look_at_folders(schedule), *look_at_classes(schedule))
+        looked.nodes = stage_nodes(files[SCHEDULE_FILE])
+        looked.kinds = {os.path.join(path, name): SOLVER for name in files} | {first: SCHEDULE}
+        looked.schedule = schedule = load(path, (), edited)
+        looked.problems = lint(schedule)
+        if all(one.level is Level.NOTE for one in looked.problems):
+            looked.problems += (*look_at_folders(schedule), *look_at_classes(schedule))
     except RecipeError as error:
-        problems = error.problems
+        looked.problems = error.problems
     except StagerunError as error:
-        problems = (Problem(error.message, Span(first, 1, 1), "", error.hint),)
-    return Look(path, texts, schedule, problems, kinds, nodes)
+        looked.problems = (Problem(error.message, Span(first, 1, 1), "", error.hint),)
+    return looked
 
 
 def range_of(span: Span) -> lsp.Range:
@@ -155,10 +154,6 @@ def _is_before(token: Token, cursor: tuple[int, int]) -> bool:
     return token.kind is not Kind.END and (last < cursor or (last == cursor and (closed or token.kind is Kind.MARK)))
 
 
-def _full_name(field: FieldDescriptor) -> str:
-    return f"{field.containing_type.name}.{field.name}"
-
-
 def hover_text(looked: Look, path: str, target: Target) -> str:
     """Return the manual of the field or value at the cursor, or `plan --why` if the schedule loads; '' for anything else."""
     held, word = target.field, target.token.text
@@ -177,7 +172,7 @@ def hover_text(looked: Look, path: str, target: Target) -> str:
     if looked.schedule is not None and words[0]:
         with suppress(UsageError):  # a field inside a list of messages, the name of a stage
             return explained(looked.schedule, ".".join(words))
-    return help_text(_full_name(held))
+    return help_text(full_name(held))
 
 
 # -- completion
@@ -196,7 +191,7 @@ def proposals(looked: Look, text: str, target: Target) -> Iterator[lsp.Completio
             if one.is_repeated or one is held or one.name not in written:
                 end = " { " if is_message(one) else ": "
                 name = one.name + ("" if rest.startswith((":", "{", "<")) else end)
-                words[name] = first_sentence(_full_name(one))
+                words[name] = first_sentence(full_name(one))
     elif held is None or (token.kind is Kind.STRING and not quote):  # before the quotes
         return
     elif held.enum_type is not None:
@@ -204,8 +199,9 @@ def proposals(looked: Look, text: str, target: Target) -> Iterator[lsp.Completio
     elif held.type == FieldDescriptor.TYPE_BOOL:
         words = {"true": "", "false": ""}
     else:
-        stages = _full_name(held) in ("StageEntry.from", "Sweep.from", "Ensemble.members", "LossParameter.teacher")
-        texts = names_of(looked.nodes) if stages else CHOICES.get(_full_name(held), ())
+        name = full_name(held)
+        stages = name in ("StageEntry.from", "Sweep.from", "Ensemble.members", "LossParameter.teacher")
+        texts = names_of(looked.nodes) if stages else CHOICES.get(name, ())
         behind = "" if quote and token.text[1:].endswith(quote) else quote or '"'
         words = {(quote or '"') + word: "" for word in texts}
     typed = range_of(Span("", token.line, token.column, len(target.typed)))
@@ -239,9 +235,11 @@ class Server(LanguageServer):
         """Return the check of a file's folder, which is made once after each change; None for a file of no schedule."""
         texts = {path: one.source for one in self.workspace.text_documents.values() if (path := path_of(one.uri))}
         folder = folder_of(path, texts)
-        if folder is not None and folder not in self._looks:
+        if folder is None:
+            return None
+        if folder not in self._looks:
             self._looks[folder] = look(folder, texts)
-        return self._looks[folder] if folder is not None else None
+        return self._looks[folder]
 
     def change(self) -> None:
         self._looks.clear()
@@ -255,13 +253,11 @@ class Server(LanguageServer):
         uris = {path_of(uri): uri for uri in self.workspace.text_documents}
         for looked in {one.path: one for path in uris if path and (one := self.look(path))}.values():
             for problem in looked.problems:
-                message, level = (
-                    "\nhint: ".join(filter(None, (problem.message, problem.hint))),
-                    _SEVERITY[problem.level],
+                message = "\nhint: ".join(filter(None, (problem.message, problem.hint)))
+                diagnostic = lsp.Diagnostic(
+                    range_of(problem.span), message, _SEVERITY[problem.level], source="stagerun"
                 )
-                shown[problem.span.path].append(
-                    lsp.Diagnostic(range_of(problem.span), message, level, source="stagerun")
-                )
+                shown[problem.span.path].append(diagnostic)
         for path in self._shown | shown.keys():
             uri = uris.get(path) or from_fs_path(path) or ""
             self.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(uri, shown[path]))
@@ -269,11 +265,10 @@ class Server(LanguageServer):
 
     def at(self, params: Any) -> tuple[Look, Target, str] | None:
         """Return what is at a position, with the path of the file; None outside the files of a schedule, and in comments."""
-        path = path_of(params.text_document.uri)
+        path, position = path_of(params.text_document.uri), params.position
         looked = self.look(path)
         if looked is None or path not in looked.kinds:
             return None
-        position = params.position
         target = target_at(looked.texts[path], looked.kinds[path], position.line, position.character)
         return (looked, target, path) if target is not None else None
 

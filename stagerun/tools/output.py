@@ -2,19 +2,19 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stagerun import store
-from stagerun.base.errors import StagerunError, UsageError
-from stagerun.base.recipe import Sampling, Schedule
+from stagerun.base.errors import StagerunError, UsageError, listing
+from stagerun.base.recipe import Sampling, Schedule, Stage
 from stagerun.command.shared import output_folder
 from stagerun.data.weights import looked_at
-from stagerun.language import load
+from stagerun.language import consent, load
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.stored import read_foreign
-from stagerun.logs.log_file import LOG
-from stagerun.plan import Plan, make_plan
+from stagerun.logs.log_file import LOG, read_last_life
+from stagerun.plan import Plan, make_plan, under
 from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.system.imports import with_imports
 from stagerun.train.keeper import ALL, Selection
@@ -77,8 +77,8 @@ def plan_of(schedule: Schedule, out: Path, selection: Selection = ALL) -> Plan:
 
 
 def newest_snapshot(inventory: store.Inventory) -> store.SnapshotRef | None:
-    """Return the snapshot that was written last, by (attempt, serial): clocks of nodes differ, and a copy has other times."""
-    return max(inventory.snapshots, key=lambda ref: (ref.attempt, ref.serial, ref.iter), default=None)
+    """Return the snapshot that was written last; `inventory` orders them without clocks, which differ between nodes."""
+    return inventory.snapshots[-1] if inventory.snapshots else None
 
 
 def newest_recipe(out: Path, inventory: store.Inventory) -> Schedule | None:
@@ -101,3 +101,51 @@ def written(out: Path, name: str) -> float | None:
         return (snapshots_folder(out) / name / MANIFEST).stat().st_mtime
     except OSError:
         return None
+
+
+# -- the schedule of a run
+
+
+def read_schedule(trust_code: bool, folder: str, overrides: Sequence[str]) -> Schedule:
+    """Return the schedule of DIR, or of an output folder."""
+    target = find_target(folder, overrides, None)
+    return target.schedule or stored_schedule(target.out, trust_code)
+
+
+def stored_schedule(out: Path, trust_code: bool) -> Schedule:
+    """Return the schedule in the newest snapshot, each stage as the newest snapshot of it says. UsageError if no snapshot can be read, or if
+    the schedule names Python that is not trusted."""
+    snapshots = under(store.inventory(DISK, out, looking=True), read_last_life(out / LOG).names)
+    schedule, newest = newest_recipe(out, snapshots), newest_snapshot(snapshots)
+    if schedule is None or newest is None:
+        hint = f"give the schedule's folder, and `--out {out}`"
+        raise UsageError(f"{out} has no snapshot that says what was trained", hint)
+    refs = {ref.stage: ref for ref in snapshots.snapshots}
+    stages = [_as_trained(out, stage, refs.get(stage.name)) for stage in schedule.stages]
+    if code := list(dict.fromkeys(name for stage in stages for name in consent.asked(stage))):
+        from stagerun.tools.weights.snapshot import sources_in
+
+        if not trust_code:
+            raise UsageError(
+                f"the schedule in snapshot {newest.name} runs Python that it names: {listing(code, 'and')}",
+                "read it; --trust-code runs the snapshot's copy, and with the schedule's folder DIR its own files are taken",
+            )
+        sources = sources_in(DISK, out / "snapshots" / newest.name)
+        stages = [consent.trusted(stage, sources) for stage in stages]
+        files = [(RECIPE, ""), *sources.files]
+        schedule = replace(schedule, files=tuple((f"{out}/{path}", text) for path, text in files))
+    # Nothing is written to the scratch folder that a snapshot names.
+    schedule = replace(schedule, stages=tuple(stages)).with_data(lambda data: replace(data, scratch=None))
+    return looked_at(schedule, out)
+
+
+def _as_trained(out: Path, stage: Stage, ref: store.SnapshotRef | None) -> Stage:
+    if ref is None:
+        return replace(stage, identity={})
+    recipe = recipe_of(out, ref)
+    for trained in recipe.stages if recipe is not None else ():
+        # If the parent was renamed or replaced, only the newest schedule has what the stage starts from.
+        same = (trained.parent, trained.average) == (stage.parent, stage.average)
+        if trained.name == (ref.trained_as or ref.stage) and same:
+            stage = replace(trained, name=stage.name, enabled=stage.enabled, group=stage.group)
+    return replace(stage, identity=dict(ref.identity))

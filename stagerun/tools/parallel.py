@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,46 +50,43 @@ def train_side_by_side(options: RunOptions, schedule: Schedule) -> int | None:
     try:
         keeper.open()
         take_over(keeper)
-        with ExitStack() as stack:
-            log = stack.enter_context(JsonLines(keeper.out / LOG, tell))
+        with JsonLines(keeper.out / LOG, tell) as log:
             run = _Run(options, keeper, stop, log)
-            stack.callback(run.kill_workers)
             run.train()
             code = run.code
-            end: RunFinished | Stopped | Failed = RunFinished(trained=bool(run.ended), seconds=time.monotonic() - began)
             if run.failure is not None:
-                end = Failed(code=run.failure[0], text=run.failure[1])
+                log(run.failure)
             elif code is not None:
-                end = Stopped(stage=run.newest, iter=0, reason="asked to stop")
+                log(Stopped(stage=run.newest, iter=0, reason="asked to stop"))
                 tell("stopped: the same command resumes, with or without --parallel")
-            log(end)
+            else:
+                log(RunFinished(trained=bool(run.ended), seconds=time.monotonic() - began))
     finally:
         keeper.close(code if code is not None or sys.exc_info()[0] is not None else ExitCode.DONE)
     return code
 
 
 class _Run:
-    """The stages at work. `workers`: their processes by stage; `ended`: stages; `newest`: the stage that was started last; `failure`: exit code
-    and message of the first failure."""
+    """The stages at work. `workers`: their processes by stage; `ended`: stages; `newest`: the stage that was started last; `failure`: the first."""
 
     def __init__(self, options: RunOptions, keeper: Keeper, stop: StopRequest, log: JsonLines) -> None:
         self.options, self.keeper, self.stop, self.log = options, keeper, stop, log
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.ended = set[str]()
         self.newest = ""
-        self.failure: tuple[int, str] | None = None
+        self.failure: Failed | None = None
 
     @property
     def code(self) -> int | None:
         """The exit code; None while nothing ends the run early."""
         if self.failure is not None:
-            return self.failure[0]
+            return self.failure.code
         return ExitCode.SAVED if self.stop() else None
 
     def _fail(self, code: int, text: str) -> None:
         """Remember a failure, and let the other stages save."""
         tell(text)
-        self.failure = self.failure or (code, text)
+        self.failure = self.failure or Failed(code=code, text=text)
 
     def train(self) -> None:
         plan, stopping = self.keeper.plan(), False
@@ -100,19 +97,24 @@ class _Run:
                 side_by_side=self.options.parallel,
             )
         )  # fmt: skip
-        self._fill()
-        while self.workers:
-            if self.code is not None and not stopping:
-                stopping = True
-                for worker in self.workers.values():
-                    worker.terminate()
-            finished = [name for name, worker in self.workers.items() if worker.poll() is not None]
-            for name in finished:
-                self._end(name, self.workers.pop(name).returncode)
-            if finished:
-                self._fill()  # other stages may start from these
-            else:
-                time.sleep(_POLL_S)
+        try:
+            self._fill()
+            while self.workers:
+                if self.code is not None and not stopping:
+                    stopping = True
+                    for worker in self.workers.values():
+                        worker.terminate()
+                finished = [name for name, worker in self.workers.items() if worker.poll() is not None]
+                for name in finished:
+                    self._end(name, self.workers.pop(name).returncode)
+                if finished:
+                    self._fill()  # other stages may start from these
+                else:
+                    time.sleep(_POLL_S)
+        finally:  # if this process fails, the next run takes over what they have saved
+            for worker in self.workers.values():
+                worker.kill()
+                worker.wait()
 
     def _fill(self) -> None:
         """Start stages until every worker has one. Stages that wait for others, or for a stretch that is trained once more, come later."""
@@ -187,12 +189,6 @@ class _Run:
         how = f"ended with exit code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
         text = f"stage `{name}` {how}; the same command resumes it from its newest snapshot"
         self._fail(code if code > 0 else int(ExitCode.PEER), "\n".join([text, *stderr.rstrip().splitlines()[-_TAIL:]]))
-
-    def kill_workers(self) -> None:
-        """End workers that are left because this process failed. The next run takes over what they have saved."""
-        for worker in self.workers.values():
-            worker.kill()
-            worker.wait()
 
 
 # -- the folders of stages

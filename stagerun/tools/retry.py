@@ -26,8 +26,8 @@ from stagerun.train.results import LIMIT
 
 # Launchers, by prefixes of their executables, that pass SIGUSR1 on to all ranks and wait. SIGTERM ends some of them within a second.
 _TAKES_USR1 = ("mpirun", "mpiexec", "orterun", "prterun", "srun")
-# Exit codes of a run that another start would end with again.
-_FINAL = set(ExitCode) - {ExitCode.DONE, *WORTH_ANOTHER_START}
+# Exit codes of a run that is done, and those that another start would end with again.
+_FINAL = set(ExitCode) - set(WORTH_ANOTHER_START)
 _LONGEST_WAIT_S = 60.0
 _FREE_S = 60.0  # ranks need a moment to see that their launcher is gone
 _END_S = 5.0  # from a second Ctrl-C to SIGKILL
@@ -52,30 +52,28 @@ def retry(options: RetryOptions) -> int:
     78 after three starts without progress. A signal reaches the launcher as SIGUSR1 (torchrun and others: SIGTERM), so that the run saves.
     """
     with signals.held():  # polled, so that none interrupts a look at the folder
-        return _train(options)
-
-
-def _train(options: RetryOptions) -> int:
-    out = _output_folder(options.command)
-    started, restarts = _Command(options.command), Restarts(options.max_restarts)
-    before = _newest_life(out)
-    while not started.stopped_within(restarts.wait if restarts.count else 0):
-        code = started.run()
-        deadline = time.monotonic() + _FREE_S
-        while store.holder(out) is not None and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-        newest = _newest_life(out)
-        life = newest if newest is not None and (before is None or newest.attempt > before.attempt) else None
-        final, why = judge(code, life)
-        if started.stop is not None and final is None and life is not None and life.code != ExitCode.SAVED:
-            raise PeerError(f"stopped, but {why}", "run it again: it resumes from the newest snapshot")
-        if final is not None or started.stop is not None:
-            return ExitCode.SAVED if final is None else final
-        # A life that began from something else than the previous one shows progress of that one.
-        restarts.next(life is not None and (before is None or life.newest != before.newest), why)
-        before = newest
-        tell(f"restart {restarts.count} in {duration(restarts.wait)}: {why}")
-    return ExitCode.SAVED  # the previous lives have saved what they could
+        out = _output_folder(options.command)
+        started, restarts = _Command(options.command), Restarts(options.max_restarts)
+        before = _newest_life(out)
+        while not started.stopped_within(restarts.wait if restarts.count else 0):
+            code = started.run()
+            deadline = time.monotonic() + _FREE_S
+            while store.holder(out) is not None and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+            newest = _newest_life(out)
+            life = newest if newest is not None and (before is None or newest.attempt > before.attempt) else None
+            final, why = judge(code, life)
+            if final is not None:
+                return final
+            if started.stop is not None:
+                if life is not None and life.code != ExitCode.SAVED:
+                    raise PeerError(f"stopped, but {why}", "run it again: it resumes from the newest snapshot")
+                break
+            # A life that began from something else than the previous one shows progress of that one.
+            restarts.next(life is not None and (before is None or life.newest != before.newest), why)
+            before = newest
+            tell(f"restart {restarts.count} in {duration(restarts.wait)}: {why}")
+    return ExitCode.SAVED  # the lives have saved what they could
 
 
 @dataclass(slots=True)
@@ -106,14 +104,14 @@ def judge(code: int, life: store.Life | None) -> tuple[int | None, str]:
     `life`: the record that the run left, None if it had not started."""
     ended = f"the command ended with exit code {code}"
     if life is None:
-        if code == ExitCode.DONE or code in _FINAL:
+        if code in _FINAL:
             return code, ""
         if code in (126, 127):  # a shell can't execute or find it
             return ExitCode.RECIPE, ""
         return None, f"{ended} before the run had started"
     if life.code is None:
         return None, f"the run was killed ({ended})"
-    if life.code == ExitCode.DONE or life.code in _FINAL:
+    if life.code in _FINAL:
         return life.code, ""
     if life.code == ExitCode.SAVED:
         # A launcher that lost a rank stops the others by the signal that a person sends, but ends with another code.
@@ -161,7 +159,6 @@ class _Command:
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = words
-        self.count = 0
         self.stop: signal.Signals | None = None
 
     def run(self) -> int:
@@ -173,7 +170,6 @@ class _Command:
             )
         except OSError as error:
             raise UsageError(f"`{self.words[0]}` can't be started: {error.strerror}") from error
-        self.count += 1
         while (code := process.poll()) is None:
             number = _next_signal(_POLL_S)
             if number is not None and self.stop is None:

@@ -9,9 +9,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from stagerun.base.errors import StagerunError, UsageError, listing, nearest
 from stagerun.base.events import Event, Note
@@ -196,25 +196,26 @@ def _restored() -> Iterator[None]:
     import cv2
     import torch
 
-    variables = {name: os.environ.get(name) for name in ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_CACHE_DIR")}
-    saved: list[tuple[Callable[[Any], object], Any]] = [
-        (torch.set_rng_state, torch.get_rng_state()),
-        (torch.set_num_threads, torch.get_num_threads()),
-        (cv2.setNumThreads, cv2.getNumThreads()),
-    ]
-    if torch.cuda.is_available():  # without a GPU this would start CUDA
-        saved.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
-    cudnn, memory = torch.backends.cudnn, cast(Any, torch.utils.deterministic)
-    flags = cudnn.benchmark, cudnn.deterministic, memory.fill_uninitialized_memory
-    algorithms = torch.get_deterministic_debug_mode()
-    try:
-        yield
-    finally:
+    algorithms, cudnn = torch.get_deterministic_debug_mode(), torch.backends.cudnn
+
+    def restore_algorithms() -> None:
         if torch.get_deterministic_debug_mode() != algorithms:  # to set them loads the compiler, for seconds
             torch.use_deterministic_algorithms(algorithms > 0, warn_only=algorithms == 1)
-        cudnn.benchmark, cudnn.deterministic, memory.fill_uninitialized_memory = flags
-        for restore, value in saved:
-            restore(value)
-        for name in variables:
-            os.environ.pop(name, None)
-        os.environ.update({name: value for name, value in variables.items() if value is not None})
+
+    with ExitStack() as stack:
+        for name in ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_CACHE_DIR"):
+            if name in os.environ:
+                stack.callback(os.environ.__setitem__, name, os.environ[name])
+            else:
+                stack.callback(os.environ.pop, name, None)
+        if torch.cuda.is_available():  # without a GPU this would start CUDA
+            stack.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
+        stack.callback(cv2.setNumThreads, cv2.getNumThreads())
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        stack.callback(torch.set_rng_state, torch.get_rng_state())
+        stack.callback(setattr, cudnn, "benchmark", cudnn.benchmark)
+        stack.callback(setattr, cudnn, "deterministic", cudnn.deterministic)
+        memory: Any = torch.utils.deterministic
+        stack.callback(setattr, memory, "fill_uninitialized_memory", memory.fill_uninitialized_memory)
+        stack.callback(restore_algorithms)
+        yield

@@ -132,11 +132,9 @@ def look(target: Target, now: float) -> Status:
     if not certain and state in ("killed", "nothing"):
         state = "elsewhere"
     run, life = life.run, Life() if state == "starting" else life
-    side_by_side: Mapping[str, Life] = {}
     # Each stage of `run --parallel` has a folder, marked by a file, and a log.
-    if state in ("running", "killed", "failed"):
-        marked = sorted(out.glob(".parallel/*/.stage"))
-        side_by_side = {mark.parent.name: read_last_life(mark.parent / LOG) for mark in marked}
+    marked = sorted(out.glob(".parallel/*/.stage")) if state in ("running", "killed", "failed") else []
+    side_by_side = {mark.parent.name: read_last_life(mark.parent / LOG) for mark in marked}
     lives = (life, *side_by_side.values())
     snapshots = store.inventory(DISK, out, looking=True)
     plan = make_plan(target.schedule, snapshots) if target.schedule else None

@@ -2,34 +2,194 @@
 snapshots are the states that they say, and what some stretches come to when they are trained again."""
 
 import json
+import random
 import tempfile
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from stagerun import store
-from stagerun.base.errors import ExitCode, UsageError
-from stagerun.base.events import Renamed, RunStarted
-from stagerun.base.recipe import Determinism, Schedule
+from stagerun.base.errors import ExitCode, StorageError, UsageError
+from stagerun.base.events import Event, NotFinite, Proof, Renamed, RunStarted, StageStarted, chained
+from stagerun.base.recipe import BEST, Determinism, Schedule
 from stagerun.base.text import count, listed
 from stagerun.command.ending import say
-from stagerun.engine.device import differences
-from stagerun.plan import changed_fields, counting
+from stagerun.logs.log_file import LOG, Log
+from stagerun.plan import PlannedStage, State, changed_fields, counting
 from stagerun.store.read import borrow
-from stagerun.tools import output
+from stagerun.system import signals
+from stagerun.tools.output import DISK, find_target, plan_of, stored_schedule
 from stagerun.tools.verify import Child, ChildFailed, VerifyOptions
-from stagerun.tools.verify_proofs import (
-    Course,
-    Saved,
-    Stretch,
-    broken_chains,
-    courses_of,
-    events_of,
-    missing,
-    stored_schedule,
-    stretches,
-)
-from stagerun.train.hooks import proven
+
+# -- the proofs in a log: whether they follow from one another, and which stretches of training check some of them
+
+
+@dataclass(slots=True)
+class Course:
+    """The training of a stage. `lives`: the iterations at which process lives took over; `returns`: by number, the iteration that
+    `on_nan: ROLLBACK` went back to, and after which all was trained again."""
+
+    proofs: dict[int, Proof] = field(default_factory=dict)
+    lives: list[tuple[int, RunStarted]] = field(default_factory=list)
+    returns: dict[int, int] = field(default_factory=dict)
+
+    def number(self, iter: int) -> int:
+        """Return how often the stage had gone back when it trained this iteration."""
+        return max((number for number, back_to in self.returns.items() if back_to < iter), default=0)
+
+    def start(self, event: StageStarted, life: RunStarted | None, returning: bool) -> None:
+        """Forget what is trained again from here on."""
+        kept = event.iter if event.iter > event.begins else -1
+        if not returning:
+            self.returns = {number: back_to for number, back_to in self.returns.items() if back_to < kept}
+        self.proofs = {iter: proof for iter, proof in self.proofs.items() if iter <= kept}
+        self.lives = [(iter, other) for iter, other in self.lives if iter < event.iter]
+        if life is not None:
+            self.lives.append((event.iter, life))
+
+    def trained(self, begins: int, until: int) -> list[RunStarted]:
+        """Return the lives that trained these iterations."""
+        ends = [iter for iter, _ in self.lives[1:]] + [until]
+        return [life for (iter, life), end in zip(self.lives, ends, strict=False) if end > begins and iter < until]
+
+
+def courses_of(events: Iterable[Event]) -> tuple[dict[str, Course], list[str]]:
+    """Return the course of each stage with proofs, by its present name, and contradictions in words."""
+    courses: defaultdict[str, Course] = defaultdict(Course)
+    wrong: list[str] = []
+    life: RunStarted | None = None
+    returning, renamed = set[str](), set[str]()
+    for event in events:
+        match event:
+            case RunStarted():
+                life = event
+                returning.clear()
+            case Renamed():
+                for name in set(event.snapshots) - renamed:  # each life repeats it
+                    renamed.add(name)
+                    old = store.parse_name(name)
+                    if old is not None and old.stage in courses and event.stage not in courses:
+                        courses[event.stage] = courses.pop(old.stage)
+            case StageStarted():
+                courses[event.stage].start(event, life, event.stage in returning)
+                returning.discard(event.stage)
+            case NotFinite() if event.back_to is not None and event.until is None:
+                course = courses[event.stage]
+                earlier = {number: back_to for number, back_to in course.returns.items() if number < event.number}
+                course.returns = {**earlier, event.number: event.back_to}
+                returning.add(event.stage)
+            case Proof():
+                courses[event.stage].proofs[event.iter] = event
+    proven = {stage: course for stage, course in courses.items() if course.proofs}
+    for stage, course in proven.items():
+        course.proofs = dict(sorted(course.proofs.items()))
+        if not course.lives:
+            wrong.append(f"the log has proofs of `{stage}`, and no run that trained it")
+    return proven, wrong
+
+
+def broken_chains(schedule: Schedule, courses: Mapping[str, Course]) -> list[str]:
+    """Return a sentence for each stage whose proofs don't follow from one another, or from the last one of its parent."""
+    broken = []
+    for stage in schedule.stages:
+        chain = ""
+        if stage.parent is not None and stage.average is None:
+            # The newest proof up to the start: `early_stop` may have ended the parent, or it had been longer when this stage was added.
+            proofs = courses.get(stage.parent, Course()).proofs.values()
+            ends = [p.chain for p in reversed(proofs) if p.iter <= schedule.start_iter(stage)]
+            first = next(iter(courses.get(stage.name, Course()).proofs.values()), None)
+            if stage.parent_at == BEST and first is not None:  # the iteration is not in the log
+                ends = [end for end in ends if chained(end, first.iter, first.state) == first.chain]
+            chain = next(iter(ends), "")
+        for proof in courses.get(stage.name, Course()).proofs.values():
+            if chained(chain, proof.iter, proof.state) != proof.chain:
+                broken.append(
+                    f"the proof of `{stage.name}` at iteration {proof.iter} does not follow from the previous one"
+                )
+                break
+            chain = proof.chain
+    return broken
+
+
+def missing(planned: PlannedStage, course: Course | None) -> list[int]:
+    """Return the trained iterations that lack their proof."""
+    audit, begins = planned.stage.solver.audit, planned.stage.begins
+    if audit is None or not audit.proof_iter or planned.state not in (State.DONE, State.RESUME):
+        return []
+    every = audit.proof_iter
+    due = {begins, *range((begins // every + 1) * every, planned.iter + 1, every)}
+    if planned.state is State.DONE:
+        due.add(planned.iter)
+    return sorted(due - (course.proofs.keys() if course is not None else set()))
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A snapshot on disk, and how often its stage had gone back."""
+
+    ref: store.SnapshotRef
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Training of a stage from a snapshot (None: from its start) up to iteration `until`, which checks the proofs at `iters`."""
+
+    stage: str
+    base: store.SnapshotRef | None
+    begins: int
+    until: int
+    iters: tuple[int, ...]
+    workers: int
+    threads: int
+
+
+def stretches(
+    schedule: Schedule,
+    courses: Mapping[str, Course],
+    snapshots: Sequence[Saved],
+    draw: tuple[int, int],
+    resources: Callable[[RunStarted], tuple[int, int]],
+) -> tuple[list[Stretch], int]:
+    """Return the stretches that check some proofs, and how many proofs training can't reach: they come after a rollback or a change of
+    workers without a later snapshot. `draw`: how many to draw, and a seed. `resources`: workers and threads for the iterations of a life."""
+    reached: list[Stretch] = []
+    unreached = 0
+    for stage in schedule.stages:
+        course = courses.get(stage.name, Course()) if stage.enabled else Course()
+        for until in (iter for iter in course.proofs if iter > stage.begins):
+            number = course.number(until)
+            bases = [
+                s.ref for s in snapshots if s.ref.stage == stage.name and s.ref.iter < until and s.number == number
+            ]
+            base = max(bases, key=lambda ref: (ref.iter, ref.attempt), default=None)
+            begins = base.iter if base is not None else stage.begins
+            needs = {resources(life) for life in course.trained(begins, until)}
+            if len(needs) != 1 or (base is None and number):
+                unreached += 1
+                continue
+            iters = tuple(iter for iter in course.proofs if begins < iter <= until)
+            reached.append(Stretch(stage.name, base, begins, until, iters, *needs.pop()))
+    drawn = random.Random(draw[1]).sample(range(len(reached)), min(draw[0], len(reached)))
+    # The last one reaches furthest.
+    longest = {(reached[n].stage, reached[n].begins): reached[n] for n in sorted(drawn)}
+    return list(longest.values()), unreached
+
+
+def events_of(out: Path) -> Iterator[Event]:
+    """Yield the events of a run's log that matter here, without damaged lines."""
+    log = out / LOG
+    if not log.exists():
+        raise UsageError(f"{log.parent} has no log of a run", "--out names the folder that `run` wrote")
+    try:
+        wanted = {"Proof", "StageStarted", "RunStarted", "NotFinite", "Renamed"}.__contains__
+        yield from (event for _, event in Log(log, wanted=wanted))
+    except OSError as error:
+        raise StorageError(f"{log}: can't be read: {error.strerror}") from None
+
+
+# -- a run
 
 
 @dataclass(slots=True)
@@ -53,8 +213,8 @@ class Findings:
         return "BIT-EXACT" if self.trained else "CONSISTENT"
 
 
-def verify(options: VerifyOptions) -> int:
-    target = output.find_target(options.folder, options.overrides, options.out)
+def verify_run(options: VerifyOptions) -> int:
+    target = find_target(options.folder, options.overrides, options.out)
     schedule = target.schedule or stored_schedule(target.out, options.trust_code)
     findings = _Check(options, schedule, target.out).check()
     if options.as_json:
@@ -73,7 +233,7 @@ def verify(options: VerifyOptions) -> int:
 class _Check:
     def __init__(self, options: VerifyOptions, schedule: Schedule, out: Path) -> None:
         self.options, self.out, self.schedule = options, out, schedule
-        self.plan = output.plan_of(schedule, out)
+        self.plan = plan_of(schedule, out)
         events = list(events_of(out))
         names = counting.names_of(self.plan.inventory)
         events += [Renamed(stage=stage, snapshots=(name,)) for name, stage in names.items()]
@@ -101,18 +261,14 @@ class _Check:
         draw = options.proofs, options.seed
         chosen, findings.out_of_reach = stretches(self.schedule, self.courses, snapshots, draw, self._resources)
         iterations = count(sum(one.until - one.begins for one in chosen), "iteration")
-        self._say(f"verifying {self.out}: training {iterations} again in {count(len(chosen), 'part')}")
+        options.say(f"verifying {self.out}: training {iterations} again in {count(len(chosen), 'part')}")
         for number, one in enumerate(chosen, 1):
             wrong, unlike = len(findings.wrong), len(findings.unlike)
             self._train_again(one, snapshots)
             state = "on another processor" if len(findings.unlike) > unlike else "the same"
             state = "differs" if len(findings.wrong) > wrong else state
-            self._say(f"  {number}/{len(chosen)} {one.stage}, {one.begins} to {one.until}: {state}")
+            options.say(f"  {number}/{len(chosen)} {one.stage}, {one.begins} to {one.until}: {state}")
         return findings
-
-    def _say(self, text: str) -> None:
-        if not self.options.as_json:
-            say(text)
 
     def _resources(self, life: RunStarted) -> tuple[int, int]:
         workers = self.last.workers if self.elastic else life.workers
@@ -120,6 +276,9 @@ class _Check:
 
     def _check_snapshots(self) -> list[Saved]:
         """Compare each snapshot with the proof at its iteration, and its chain with the newest proof before it. Return the snapshots that count."""
+        with signals.held():
+            from stagerun.train.hooks import proven  # and with it torch
+
         stages = {planned.name: planned.stage for planned in self.plan.stages}
         refs = self.plan.inventory.snapshots
         parents = {ref.stage: ref.parent for ref in refs}  # of each stage's newest: --redo leaves others
@@ -128,7 +287,7 @@ class _Check:
             if ref.stage not in stages or ref.parent != parents[ref.stage] or changed_fields(ref, stages[ref.stage]):
                 continue
             try:
-                state, chain, rollbacks = proven(ref, store.read(output.DISK, self.out, ref))
+                state, chain, rollbacks = proven(ref, store.read(DISK, self.out, ref))
             except (store.Damaged, ValueError, KeyError) as error:
                 what = "is damaged" if isinstance(error, store.Damaged) else "is not as a run writes it"
                 wrong.append(f"snapshot {ref.name} {what}: {error}")
@@ -182,7 +341,9 @@ class _Check:
 
     def _unlike(self, stage: str, out: Path, refs: Sequence[store.SnapshotRef]) -> list[str]:
         """Return why bits may differ from the run's. A run may change machines: compare with each snapshot of the stage."""
-        again = store.inventory(output.DISK, out).of(stage)
+        from stagerun.engine.device import differences
+
+        again = store.inventory(DISK, out).of(stage)
         refs = [ref for ref in refs if ref.stage == stage] or refs
         if not refs:
             return ["no snapshot of the run says on what it was trained"]

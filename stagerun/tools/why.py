@@ -45,8 +45,8 @@ def _line(stage: Stage, key: str) -> str:
     """Return the line that sets a field, or the message around it that is set as a whole; '' for a default."""
     while key not in stage.origins and "." in key:
         key = key.rpartition(".")[0]
-    span = stage.origins[key].span if key in stage.origins else None
-    return _shown(span) if span else ""
+    origin = stage.origins.get(key)
+    return _shown(origin.span) if origin is not None and origin.span else ""
 
 
 def _shown(span: Span) -> str:
@@ -64,14 +64,19 @@ def _settings_of_stage(schedule: Schedule, stage: Stage) -> list[Setting]:
     return list(settings_of(stage, values))
 
 
+def plain_values(schedule: Schedule) -> Iterator[tuple[str, str]]:
+    """Yield the settings of a schedule that are not in a message."""
+    for name in ("name", "seed", "determinism", "keep_snapshots"):
+        yield name, text(getattr(schedule, name))
+
+
 def _shared(schedule: Schedule) -> tuple[Stage, list[Setting]]:
     """Return the settings that all stages share, and a stage that has them."""
     stages = schedule.stages
     usual = (s for s in stages if s.model == schedule.model and own_images(s.data, schedule.data) is None)
     stage = next(usual, stages[0])
-    values = {name: text(getattr(schedule, name)) for name in ("name", "seed", "determinism", "keep_snapshots")}
-    values |= dict([*leaves(schedule.model, "model"), *leaves(schedule.data, "data")])
-    return stage, list(settings_of(stage, values))
+    values = [*plain_values(schedule), *leaves(schedule.model, "model"), *leaves(schedule.data, "data")]
+    return stage, list(settings_of(stage, dict(values)))
 
 
 # -- names
@@ -90,18 +95,27 @@ def explained(schedule: Schedule, name: str, overrides: Sequence[str] = ()) -> s
     elif not chosen and first == "solver" and words:
         chosen = list(schedule.stages)
     exact = next((stage for stage in chosen if stage.name == first), None)
-    if chosen and words:
-        fields = _follow(SOLVER, words)
-        return _one(schedule, exact, fields, overrides) if exact else _several(schedule, chosen, fields, overrides)
-    if exact:
+    if exact and not words:
         return _whole_stage(schedule, exact, overrides)
-    if chosen:
+    if chosen and not words:
         raise UsageError(f"`{first}` makes {len(chosen)} stages", f"name one of {listing([s.name for s in chosen])}")
-    if first in SCHEDULE.fields_by_name and first not in ("stage", "solver", "ensemble"):
-        return _one(schedule, None, _follow(SCHEDULE, [first, *words]), overrides)
-    names = dict.fromkeys(name for s in schedule.stages for name in (s.name, s.group) if name is not None)
-    hint = nearest(first, {*names, *SCHEDULE.fields_by_name, *SOLVER.fields_by_name} - {first})
-    raise UsageError(f"`{first}` is neither a stage nor a setting", hint or f"the stages are {listing(list(names))}")
+    if chosen:
+        fields = _follow(SOLVER, words)
+        table = _one(schedule, exact, fields, overrides) if exact else _several(schedule, chosen, fields, overrides)
+    elif first in SCHEDULE.fields_by_name and first not in ("stage", "solver", "ensemble"):
+        fields = _follow(SCHEDULE, [first, *words])
+        table = _one(schedule, None, fields, overrides)
+    else:
+        names = dict.fromkeys(name for s in schedule.stages for name in (s.name, s.group) if name is not None)
+        hint = nearest(first, {*names, *SCHEDULE.fields_by_name, *SOLVER.fields_by_name} - {first})
+        message = f"`{first}` is neither a stage nor a setting"
+        raise UsageError(message, hint or f"the stages are {listing(list(names))}")
+    return f"{table}\n\n{help_text(full_name(fields[-1]))}"
+
+
+def full_name(field: FieldDescriptor) -> str:
+    """Return `Solver.base_lr`, as in the manual."""
+    return f"{field.containing_type.name}.{field.name}"
 
 
 def _follow(kind: Descriptor, words: Sequence[str]) -> tuple[FieldDescriptor, ...]:
@@ -134,8 +148,7 @@ Layer = tuple[
 def _layers(schedule: Schedule, stage: Stage | None, overrides: Sequence[str]) -> list[Layer]:
     """Return the layers of a stage, or of the schedule, in the order of `language.layers`. Reads the files again: reading them keeps only the
     values that count."""
-    problems, texts = Problems(), dict(schedule.files)
-    path, first = schedule.files[0]
+    problems, (path, first) = Problems(), schedule.files[0]
     root = parse(path, first, SCHEDULE, problems)
     nodes = {node.name: node for node in stages.nodes(root, problems)}
     changes = override.read(overrides, stages.names_of(list(nodes.values())), problems)
@@ -145,13 +158,12 @@ def _layers(schedule: Schedule, stage: Stage | None, overrides: Sequence[str]) -
         return shared
     layers: list[Layer] = []
     for block, inside in shared:
-        whole = [] if inside else block.blocks("solver")
-        layers += [(block, inside)] if inside else [(solver, ("solver",)) for solver in whole]
+        layers += [(block, inside)] if inside else [(solver, ("solver",)) for solver in block.blocks("solver")]
     node = nodes[stage.name]
     solver = node.solver
     if solver is None and node.file is not None:
         file = posixpath.join(posixpath.dirname(path), node.file)
-        solver = parse(file, texts.get(file, ""), SOLVER, problems)
+        solver = parse(file, dict(schedule.files).get(file, ""), SOLVER, problems)
     layers += [(block, ("solver",)) for block in (solver, node.sweep) if block is not None]
     for name in filter(None, (node.group, node.name)):
         layers += [(change.leaf, ("solver", *change.path)) for change in changes if change.stage == name]
@@ -206,11 +218,7 @@ def _one(schedule: Schedule, stage: Stage | None, fields: Sequence[FieldDescript
     for number, (span, cleared) in enumerate(reversed(lines)):
         how = f"`{cleared}` cleared" if cleared else replaced if number else "set"
         blocks.append(Problem(how, span, files.line(span)).render())
-    return "\n\n".join([*blocks, _manual(fields[-1])])
-
-
-def _manual(field: FieldDescriptor) -> str:
-    return help_text(f"{field.containing_type.name}.{field.name}")
+    return "\n\n".join(blocks)
 
 
 def _default(holder: Stage, key: str, field: FieldDescriptor) -> str:
@@ -230,10 +238,10 @@ def _default(holder: Stage, key: str, field: FieldDescriptor) -> str:
 def _several(
     schedule: Schedule, chosen: Sequence[Stage], fields: Sequence[FieldDescriptor], sets: Sequence[str]
 ) -> str:
-    """Show a field in each of several stages, then its manual entry."""
+    """Show a field in each of several stages."""
     key = ".".join(["solver", *(field.name for field in fields)])
     rows = [(stage.name, *row) for stage in chosen for row in _rows(schedule, stage, sets, key)]
-    return "\n\n".join(["\n".join(columns([("stage", "field", "value", "from"), *rows])), _manual(fields[-1])])
+    return "\n".join(columns([("stage", "field", "value", "from"), *rows]))
 
 
 def _whole_stage(schedule: Schedule, stage: Stage, overrides: Sequence[str]) -> str:

@@ -5,7 +5,8 @@ from test_plan import schedule
 
 from stagerun.base.events import Renamed, chained
 from stagerun.plan import PlannedStage, State
-from stagerun.tools.verify_proofs import Course, Saved, broken_chains, courses_of, ends_before, missing, stretches
+from stagerun.tools.verify import ends_before
+from stagerun.tools.verify_run import Course, Saved, broken_chains, courses_of, missing, stretches
 
 TREE = schedule()
 

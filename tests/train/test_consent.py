@@ -28,7 +28,7 @@ from stagerun.language.consent import NEEDED, Consent, asked
 from stagerun.language.stored import read_foreign
 from stagerun.language.values import layout
 from stagerun.tools.language_server import look
-from stagerun.tools.verify_proofs import stored_schedule
+from stagerun.tools.output import stored_schedule
 
 pytestmark = pytest.mark.long
 

@@ -6,8 +6,7 @@ from facade import RunStarted, StageStarted
 
 from stagerun.cli import main
 from stagerun.language import load
-from stagerun.tools.verify import VerifyOptions, shortened
-from stagerun.tools.verify_kills import Life, Verdict, render, resumed
+from stagerun.tools.verify import Life, Verdict, VerifyOptions, render, resumed, shortened
 
 
 def test_it_is_not_for_a_launcher(base, monkeypatch):

@@ -6,7 +6,6 @@ rates (`trials`), or the hosts (`hosts`). `frame.Session` is one worker of a mea
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +28,7 @@ from stagerun.command.shared import (
 from stagerun.language import load
 from stagerun.launch.hosts import on_hosts
 from stagerun.launch.options import HostOptions, chosen_hosts, devices
-from stagerun.launch.start import Job, Orders, joined, start, work
+from stagerun.launch.start import Orders, joined, start, work
 from stagerun.plan.choice import check_short, choice
 from stagerun.system import signals
 from stagerun.system.imports import with_imports
@@ -180,8 +179,16 @@ def rehearse(options: RehearseOptions, reach: HostOptions) -> int:
     words = options if not hosts else replace(options, on_hosts=True, folder=reach.folder_on_host(options.folder))
     watched = limits(()) if mode is _HOSTS else None
     orders = Orders(("rehearse", *arguments(words)), options.threads, saves=False, limits=watched)
+
+    def job(world: Any, stop: Any, watch: Any) -> int:
+        from stagerun.tools.rehearse.frame import Session, worker  # and with it torch
+        from stagerun.train.worker import join
+
+        joined = join(world, options.threads, stop, watch, patient=watch is not None)
+        return worker(Session(options, mode, world, stop, *joined))
+
     if options.on_hosts or (not hosts and joined(options.nproc)):
-        return work(_job(options, mode), orders)
+        return work(job, orders)
     schedule = load(options.folder, options.overrides)
     if hosts:
         return on_hosts(orders, options.folder, schedule, reach, options.nproc)
@@ -192,7 +199,7 @@ def rehearse(options: RehearseOptions, reach: HostOptions) -> int:
             from stagerun.data.preflight import preflight
 
         preflight(part)
-    return start(_job(options, mode), orders, nproc)
+    return start(job, orders, nproc)
 
 
 def check(options: RehearseOptions, mode: Mode, schedule: Schedule, workers: int) -> Schedule:
@@ -200,13 +207,3 @@ def check(options: RehearseOptions, mode: Mode, schedule: Schedule, workers: int
     part = with_imports(mode.part(options, schedule), options.output(schedule))
     check_short(part, max(workers, *options.counts), options.device_batch, options.synthetic, "rehearses")
     return part
-
-
-def _job(options: RehearseOptions, mode: Mode) -> Job:
-    def job(world: Any, stop: Any, watch: Any) -> int:
-        frame, join = import_module("stagerun.tools.rehearse.frame"), import_module("stagerun.train.worker").join
-        joined = join(world, options.threads, stop, watch, patient=watch is not None)
-        code: int = frame.worker(frame.Session(options, mode, world, stop, *joined))
-        return code
-
-    return job

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -134,17 +133,18 @@ class Session:
         selection: Selection = ALL,
         tested: int | None = None,
         profile: Profile | None = None,
-    ) -> Iterator[tuple[float, Event]]:
-        """Run the schedule as `run` does, and yield its events with their seconds. `tested`: batches of the last evaluation. Collective over
-        `comm`; Interrupted."""
+    ) -> Iterator[Event]:
+        """Run the schedule as `run` does, and yield its events. `tested`: batches of the last evaluation. Collective over `comm`;
+        Interrupted."""
         world = self.world if comm is self.comm else World()
         keeper = Keeper(short, folder, selection) if comm.rank == 0 else None
         rank0(comm, lambda: keeper.open() if keeper is not None else None)
         try:
-            context = Context(short, str(folder), comm, world, self.device, keeper, self.stop, final_test_iter=tested)
-            context.profile = profile
+            context = Context(
+                short, str(folder), comm, world, self.device, keeper, self.stop, final_test_iter=tested, profile=profile
+            )
             for event in run(context):
-                yield time.monotonic(), event
+                yield event
                 if isinstance(event, Stopped):
                     raise Interrupted(self.comm.rank)
         finally:

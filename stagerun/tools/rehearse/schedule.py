@@ -78,14 +78,18 @@ def rehearsal(schedule: Schedule, iters: int, workers: int, device_batch: int | 
         return replace(one, members=members, batch_norm_iter=min(iters, one.batch_norm_iter))
 
     uncopied = schedule.with_data(lambda data: replace(data, scratch=None))
-    stages, ensembles = tuple(map(cut, uncopied.stages)), tuple(map(cut_ensemble, schedule.ensembles))
-    return replace(uncopied, stages=stages, ensembles=ensembles, keep_snapshots=1)
+    return replace(
+        uncopied,
+        stages=tuple(map(cut, uncopied.stages)),
+        ensembles=tuple(map(cut_ensemble, uncopied.ensembles)),
+        keep_snapshots=1,
+    )
 
 
 def alone(schedule: Schedule, name: str, iterations: int, rate: float, growth: float) -> Schedule:
     """Keep one stage, of plain updates with nothing between them, at rates that grow by a factor each; and what it starts from."""
     stage = schedule.stage(name)
-    compress, loss = stage.solver.compress, stage.solver.loss
+    compress = stage.solver.compress
     cut = replace(
         stage.solver,
         base_lr=rate,
@@ -97,7 +101,7 @@ def alone(schedule: Schedule, name: str, iterations: int, rate: float, growth: f
         max_iter=iterations,
         sync=None,
         compress=None if compress is not None and compress.method is Method.AUTO else compress,
-        loss=None if stage.solver.teacher is not None else loss,
+        loss=None if stage.solver.teacher is not None else stage.solver.loss,
         early_stop=None,
         solverstate=None,
         on_nan=OnNan.STOP,
@@ -105,9 +109,8 @@ def alone(schedule: Schedule, name: str, iterations: int, rate: float, growth: f
         snapshot=0,
         test_interval=0,
     )
-    swept = replace(
-        stage, solver=cut, identity={**stage.identity, "swept": name}
-    )  # snapshots of the stage itself don't count
+    identity = {**stage.identity, "swept": name}  # snapshots of the stage itself don't count
+    swept = replace(stage, solver=cut, identity=identity)
     stages = tuple(swept if one is stage else one for one in schedule.stages)
     part = replace(part_of(replace(schedule, stages=stages), [name]), ensembles=())
     return part.with_data(lambda data: replace(data, scratch=None, val=()))

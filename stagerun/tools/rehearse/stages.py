@@ -76,19 +76,19 @@ def rehearse(session: Session) -> Answer:
     return Answer(*rank0(comm, lambda: _answer(session, whole, figures)))
 
 
-def measured(session: Session, timeline: Iterable[tuple[float, Event]]) -> Measured:
-    """Sort the events, and show the most important."""
+def measured(session: Session, events: Iterable[Event]) -> Measured:
+    """Sort the events as they happen, and show the most important."""
     seen, since, cold, last = Measured(), 0.0, True, 0
-    for at, event in timeline:
+    for event in events:
         match event:
             case RunStarted() | StageFinished() | EnsembleTested():
-                since = at
+                since = time.monotonic()
             case StageStarted():
                 cold, last = True, event.max_iter
                 session.show(f"  {event.stage}: iterations {event.iter} to {last}, from {event.start}")
             case Iterated() if cold:
                 seen.cold.append(event)
-                seen.starts.append((event.stage, at - since))
+                seen.starts.append((event.stage, time.monotonic() - since))
                 cold = False
             case Iterated():
                 seen.warm.append(event)
@@ -162,16 +162,11 @@ def _answer(session: Session, whole: Schedule, figures: Figures) -> Answer:
     out = session.options.output(whole)
     store.write_atomic(store.LocalDisk(), figures_file(out), json.dumps(asdict(figures)).encode())
     plan = plan_of(whole, out)
-    hours, record = hours_blocks(plan, out, None, None)
+    hours, record = hours_blocks(plan, out)
     needed = needs(plan, figures, out)
-    blocks = [
-        "",
-        *filter(None, hours),
-        "",
-        *(f"{'' if enough else 'WOULD RUN OUT: '}{text}" for text, enough in needed),
-    ]
-    record = {**record, "figures": asdict(figures), "needs": [{"text": t, "enough": e} for t, e in needed]}
-    return Answer(record, "\n".join(blocks) + _NOTES)
+    lines = [text if enough else f"WOULD RUN OUT: {text}" for text, enough in needed]
+    record |= {"figures": asdict(figures), "needs": [{"text": t, "enough": e} for t, e in needed]}
+    return Answer(record, "\n".join(["", *filter(None, hours), "", *lines]) + _NOTES)
 
 
 def needs(plan: Plan, figures: Figures, out: Path) -> list[tuple[str, bool]]:

@@ -70,7 +70,7 @@ def turn(session: Session, source: Schedule, part: Comm | None) -> list[Any] | N
     steps, profile = list[float](), Profile("", source.stages[0].solver.max_iter + 1, part)  # never written
     try:
         with session.folder(part) as folder:
-            for _, event in session.train(source, folder, part, profile=profile):
+            for event in session.train(source, folder, part, profile=profile):
                 if isinstance(event, Iterated):
                     steps.append(event.seconds)
     except Interrupted:
@@ -163,7 +163,7 @@ def find_lr(session: Session) -> Answer:
     with session.folder(comm) as folder, suppress(Diverged):  # which follows NotFinite
         if start and comm.rank == 0:
             shutil.copytree(snapshots_folder(session.options.output(whole)) / start, snapshots_folder(folder) / start)
-        for _, event in session.train(schedule, folder, comm, only):
+        for event in session.train(schedule, folder, comm, only):
             if isinstance(event, NotFinite):
                 ended = f"{event.what} at a rate of {event.lr:.3g}"
             if isinstance(event, Iterated):
