@@ -33,6 +33,7 @@ from stagerun.launch.start import Job, Orders, joined, start, work
 from stagerun.plan.choice import check_short, choice
 from stagerun.system import signals
 from stagerun.system.imports import with_imports
+from stagerun.train.command import read_before_torch
 
 FIND_LR = "Learning rate"
 ITERATIONS = 5  # of a turn with one number of workers
@@ -204,9 +205,10 @@ def check(options: RehearseOptions, mode: Mode, schedule: Schedule, workers: int
 
 def _job(options: RehearseOptions, mode: Mode) -> Job:
     def job(world: Any, stop: Any, watch: Any) -> int:
+        read = read_before_torch(options.folder, options.overrides, load)
         frame, join = import_module("stagerun.tools.rehearse.frame"), import_module("stagerun.train.worker").join
         joined = join(world, options.threads, stop, watch, patient=watch is not None)
-        code: int = frame.worker(frame.Session(options, mode, world, stop, *joined))
+        code: int = frame.worker(frame.Session(options, mode, world, stop, *joined, read))
         return code
 
     return job
