@@ -35,7 +35,7 @@ def dense_bytes(
     With W workers a ring all-reduce (FIXED) sends 2 (W - 1) / W of all bytes. The tree (ELASTIC) sends (n + 1) (W - 1) / W, where n is the
     number of its nodes that make up rank 0's logical workers: 1 if they are a subtree. Alignment is left out."""
     times = 2
-    if determinism is Determinism.ELASTIC:
+    if determinism is not Determinism.FIXED:
         times = 1 + len(cover(runs_of(logical_workers, workers)[0], logical_workers))
     return times * (workers - 1) * (elements * element_size + 8 * tail) // workers
 
@@ -46,6 +46,6 @@ def layout_of(determinism: Determinism, workers: int) -> str:
 
 
 def _kind(determinism: Determinism, workers: int) -> type[TreeReducer] | type[SoloReducer] | type[FlatReducer]:
-    if determinism is Determinism.ELASTIC:
+    if determinism is not Determinism.FIXED:
         return TreeReducer
     return SoloReducer if workers == 1 else FlatReducer

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from stagerun.base.errors import UsageError
-from stagerun.base.recipe import Precision
+from stagerun.base.recipe import Determinism, Precision
 from stagerun.system.host import arithmetic
+from stagerun.system.portable import is_pinned
 from stagerun.system.world import World
 
 
@@ -69,12 +70,12 @@ def environment(device: torch.device, workers: int, reducer: str) -> dict[str, s
     return described
 
 
-def differences(before: dict[str, str], now: dict[str, str], elastic: bool) -> list[str]:
+def differences(before: dict[str, str], now: dict[str, str], determinism: Determinism) -> list[str]:
     """Return the reasons why a resumed run may have other bits, a sentence each; none: BIT-EXACT.
 
-    With `determinism: ELASTIC` the number of workers doesn't matter. A library that only some stages need (`STAGE_LIBRARIES`) is compared
+    With `determinism: ELASTIC` the number of workers doesn't matter, with PORTABLE the processor, too. A library that only some stages need (`STAGE_LIBRARIES`) is compared
     if both record it. A fact that an older snapshot didn't record, or one side couldn't read, is unknown."""
-    ignored = STAGE_LIBRARIES - (before.keys() & now.keys()) | ({"workers"} if elastic else set())
+    ignored = STAGE_LIBRARIES - (before.keys() & now.keys()) | {*IGNORED[determinism]}
     names = sorted((before.keys() | now.keys()) - ignored)
     since = [n for n in names if n in RECORDED_SINCE and n not in before]
     pairs = {n: (before.get(n, "none"), now.get(n, "none")) for n in names if n not in since}
@@ -96,6 +97,12 @@ def differences(before: dict[str, str], now: dict[str, str], elastic: bool) -> l
     return reasons
 
 
+# What the promise of a schedule doesn't depend on.
+IGNORED = {
+    Determinism.FIXED: (),
+    Determinism.ELASTIC: ("workers",),
+    Determinism.PORTABLE: ("workers", "processor", "processor flags"),
+}
 STAGE_LIBRARIES = {"colour library", "numpy"}  # recorded by stages that change colours, or transform images in Python
 RECORDED_SINCE = {"processor", "processor flags", "math settings"}  # the first versions' snapshots lack them
 
@@ -109,6 +116,15 @@ def flags_apart(old: str, new: str) -> str:
 def dtype_of(precision: Precision) -> torch.dtype:
     """Return the dtype of weights, momentum and images."""
     return torch.float64 if precision is Precision.FP64 else torch.float32
+
+
+def square_roots_(tensors: tuple[Tensor, ...] | list[Tensor]) -> None:
+    """Replace numbers by their square roots; with `determinism: PORTABLE` by numpy, since torch takes MKL's (`system.portable`)."""
+    if not is_pinned():
+        torch._foreach_sqrt_(tensors)
+        return
+    for tensor in tensors:
+        np.sqrt(tensor.numpy(), out=tensor.numpy())
 
 
 def seed(value: int, device: torch.device) -> None:

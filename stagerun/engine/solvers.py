@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from stagerun.base.recipe import MomentumForm, Solver
-from stagerun.engine.device import to_device
+from stagerun.engine.device import square_roots_, to_device
 from stagerun.engine.parameters import Parameter
 from stagerun.schedule import Knobs, slots_of
 
@@ -208,7 +208,7 @@ class AdaDelta(WeightUpdate):
         torch._foreach_addcmul_(v, g, g, value=1 - m)
         u = torch._foreach_add(d, delta)
         torch._foreach_div_(u, torch._foreach_add(v, delta))
-        torch._foreach_sqrt_(u)
+        square_roots_(u)
         torch._foreach_mul_(u, g)
         torch._foreach_mul_(d, m)
         torch._foreach_addcmul_(d, u, u, value=1 - m)
@@ -217,7 +217,8 @@ class AdaDelta(WeightUpdate):
 
 def _divided_step(w: Tensors, g: Tensors, v: Tensors, delta: float, rate: float) -> None:
     """w -= rate * g / (sqrt(v) + delta)"""
-    divisor = torch._foreach_sqrt(v)
+    divisor = [one.clone() for one in v]
+    square_roots_(divisor)
     torch._foreach_add_(divisor, delta)
     torch._foreach_addcdiv_(w, g, divisor, value=-rate)
 
@@ -252,7 +253,7 @@ class Adam(Averages):
         self._average(group, g, knobs.momentum)
         steps = [-rate * math.sqrt(second) / first for first, second in self._missing(group, knobs.momentum)]
         torch._foreach_copy_(g, group.history["squares"])  # reuse the gradients' memory
-        torch._foreach_sqrt_(g)
+        square_roots_(g)
         torch._foreach_add_(g, self.settings.delta)
         torch._foreach_addcdiv_(group.w, group.history["mean"], g, steps)
 
@@ -295,7 +296,7 @@ class LAMB(Averages):
         self._average(group, g, knobs.momentum)
         missing = self._missing(group, knobs.momentum)
         divisor = torch._foreach_div(group.history["squares"], [second for _, second in missing])
-        torch._foreach_sqrt_(divisor)
+        square_roots_(divisor)
         torch._foreach_add_(divisor, self.settings.delta)
         step = g  # reuse the gradients' memory
         torch._foreach_copy_(step, group.history["mean"])

@@ -258,7 +258,7 @@ def _lost(schedule: Schedule, lost: Lost) -> Iterator[str]:
         yield f"  no remaining snapshot shows that environment; with other bits, {names} will be stale"
         return
     # The number of workers counts only if the bits depend on it.
-    ignored = "workers" if schedule.determinism is Determinism.ELASTIC else ""
+    ignored = "workers" if schedule.determinism is not Determinism.FIXED else ""
     facts = [f"{name} {value}" for name, value in sorted(lost.like.environment.items()) if name != ignored]
     yield f"  as of {lost.like.name}: {', '.join(facts)}"
     if lost.unasked:

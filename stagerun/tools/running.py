@@ -15,11 +15,12 @@ from typing import Any
 
 from stagerun.base.errors import StagerunError, UsageError, listing, nearest
 from stagerun.base.events import Event, Note
-from stagerun.base.recipe import Schedule
+from stagerun.base.recipe import Determinism, Schedule
 from stagerun.command.ending import of_surroundings
 from stagerun.launch import GRACE_S
 from stagerun.logs.table import all_logs, require_packages
 from stagerun.plan.choice import check_workers
+from stagerun.system.portable import pin
 from stagerun.system.world import World, default_threads, launched, started_by
 from stagerun.tools.library import Folder, Names, names_of, schedule_of, selection_of
 from stagerun.train.options import RunOptions
@@ -170,6 +171,8 @@ class _Screen(AbstractContextManager["_Screen"]):
 def _events(
     schedule: Schedule, options: RunOptions, stop: _Stop, note: Callable[[Event], None]
 ) -> Generator[Event, None, None]:
+    if schedule.determinism is Determinism.PORTABLE:
+        pin()
     import torch
 
     from stagerun.comm import SoloComm

@@ -247,7 +247,7 @@ class _Check:
             stages = "; ".join(f"stage `{planned.name}`: {planned.why}" for planned in self.plan.stale)
             hint = f"give the schedule as it was; or `stagerun verify {out}`, which takes it from the snapshots"
             raise UsageError(f"{out} is of another schedule: {stages}", hint)
-        self.elastic, self.last = schedule.determinism is Determinism.ELASTIC, runs[-1]
+        self.elastic, self.last = schedule.determinism is not Determinism.FIXED, runs[-1]
 
     def check(self) -> Findings:
         findings, options = self.findings, self.options
@@ -351,6 +351,6 @@ class _Check:
         same |= {"threads"} if not self.options.threads else set()
         for ref in refs if again else ():
             before, now = ({n: t for n, t in r.environment.items() if n not in same} for r in (ref, again[-1]))
-            if why := differences(before, now, self.elastic):
+            if why := differences(before, now, self.schedule.determinism):
                 return why
         return []

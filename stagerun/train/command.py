@@ -1,9 +1,11 @@
 """`stagerun run` on the command line: this process is a worker, or starts them on this machine or on several hosts."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
-from stagerun.base.errors import UsageError
+from stagerun.base.errors import StagerunError, UsageError
+from stagerun.base.recipe import Determinism, Schedule
 from stagerun.base.text import listed
 from stagerun.base.wings import wing
 from stagerun.command.ending import over_live_line, stopped_after
@@ -13,6 +15,7 @@ from stagerun.launch.options import HostOptions, chosen_hosts, devices
 from stagerun.launch.start import Job, joined, start, work
 from stagerun.logs.table import require_packages
 from stagerun.system.host import nvidia_gpus
+from stagerun.system.portable import pin
 from stagerun.system.world import default_threads
 from stagerun.train.first_look import look_first
 from stagerun.train.options import Cut, RunOptions
@@ -65,11 +68,29 @@ def job_of(options: RunOptions, cut: Cut | None = None) -> Job:
     """Return the function that a worker of the run calls."""
 
     def job(world: Any, stop: Any, watch: Any) -> int:
-        from stagerun.train.worker import train  # and with it torch
+        read = read_before_torch(options.folder, options.overrides, load if cut is None else cut.read)
+        from stagerun.train.worker import train
 
-        return train(options, world, stop, watch, cut)
+        return train(options, world, stop, watch, read, cut)
 
     return job
+
+
+def read_before_torch(folder: str, overrides: Sequence[str], read: Callable[..., Schedule]) -> Callable[[], Schedule]:
+    """Read the schedule, and set what `determinism: PORTABLE` needs before torch is loaded. The result returns the schedule, or raises
+    its mistakes, which all ranks report together. UsageError where bits can't be portable."""
+    try:
+        schedule = read(folder, overrides)
+    except StagerunError as error:
+        mistakes = error
+
+        def refuse() -> NoReturn:
+            raise mistakes
+
+        return refuse
+    if schedule.determinism is Determinism.PORTABLE:
+        pin()
+    return lambda: schedule
 
 
 def _start(options: RunOptions) -> int:

@@ -14,18 +14,22 @@ from stagerun.base.text import listed
 from stagerun.comm import Comm, gather_json, layout_of
 from stagerun.data.transform import pixels_made_by
 from stagerun.engine.augment import colours_made_by
-from stagerun.engine.device import RECORDED_SINCE, differences, environment, flags_apart
+from stagerun.engine.device import IGNORED, RECORDED_SINCE, differences, environment, flags_apart
 from stagerun.plan import Plan, PlannedStage, State
 
 Environment = Callable[[Stage], Mapping[str, str]]
 
 
-def other_machines(comm: Comm, device: torch.device) -> str:
+def other_machines(comm: Comm, device: torch.device, determinism: Determinism) -> str:
     """Describe what other ranks compute with, if it differs from rank 0; '' if all are alike. Collective."""
     first, *others = gather_json(comm, _machine(device, comm.size, ""))
     ranks: dict[str, list[str]] = {}
     for rank, other in enumerate(others, 1):
-        names = [name for name in sorted(other.keys() | first.keys()) if other.get(name) != first.get(name)]
+        names = [
+            name
+            for name in sorted((other.keys() | first.keys()) - {*IGNORED[determinism]})
+            if other.get(name) != first.get(name)
+        ]
         differing = {name: other.get(name, "none") for name in names}
         if "processor flags" in differing:
             differing["processor flags"] = flags_apart(first.get("processor flags", ""), differing["processor flags"])
@@ -102,13 +106,13 @@ def promise_of_ensemble(
     return Note(text=text, warning=True)
 
 
-def require_exact(promise: Note | None) -> None:
-    """Raise ResumeRefused unless the `promise` of the next step is BIT-EXACT."""
+def require_exact(promise: Note | None, portable: bool) -> None:
+    """Raise ResumeRefused unless the `promise` of the next step is BIT-EXACT. `portable`: `determinism: PORTABLE` asks for it."""
     if promise is not None and (promise.warning or "is BIT-EXACT" not in promise.text):
-        raise ResumeRefused(
-            f"--require-bit-exact: {promise.text}",
-            "run in the same environment; without the option training resumes here, equivalent but for rounding",
-        )
+        asked = "`determinism: PORTABLE`" if portable else "--require-bit-exact"
+        without = "with ELASTIC" if portable else "without the option"
+        hint = f"run in the same environment; {without} training resumes here, equivalent but for rounding"
+        raise ResumeRefused(f"{asked}: {promise.text}", hint)
 
 
 def require_same(plan: Plan, environment: Environment) -> None:
@@ -142,7 +146,7 @@ def _changed(schedule: Schedule, before: SnapshotRef, now: Mapping[str, str], ev
     """Return the differences. `evaluated`: no training is left, so the training images don't matter."""
     then, today = dict(before.environment), dict(now)
     old, new = then.pop(TRAINING_SET, ""), today.pop(TRAINING_SET, "")
-    changes = differences(then, today, schedule.determinism is Determinism.ELASTIC)
+    changes = differences(then, today, schedule.determinism)
     if evaluated or not (old or new) or same_set(old, new):
         return changes
     return [*changes, f"{TRAINING_SET}: {old or 'unknown'} -> {new or 'unknown'}"]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from stagerun import store
 from stagerun.base.errors import Diverged
 from stagerun.base.events import Event, Note, NotFinite
+from stagerun.base.recipe import Determinism
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.wings import wing
 from stagerun.plan import PlannedStage, State
@@ -38,8 +39,9 @@ def next_step(context: Context) -> tuple[Step | None, list[Note]]:
     def decide() -> dict[str, Any]:
         nonlocal decided
         decided = _decide(context, notes)
-        if decided is not None and context.exact:
-            require_exact(promised(context, decided))
+        portable = context.schedule.determinism is Determinism.PORTABLE
+        if decided is not None and (context.exact or portable):
+            require_exact(promised(context, decided), portable)
         match decided:
             case EnsembleRun():
                 return {"ensemble": decided.ensemble.name}

@@ -45,7 +45,7 @@ def run(context: Context) -> Iterator[Event]:
     """
     began, comm, keeper, trained = time.monotonic(), context.comm, context.keeper, False
     require_same_schedule(comm, context.world, context.schedule)
-    context.others = other_machines(comm, context.device)
+    context.others = other_machines(comm, context.device, context.schedule.determinism)
     if keeper is not None:
         context.schedule = keeper.schedule  # it knows the images, which only rank 0 has looked at: it plans and writes
     context.images = Images(context.schedule, context.device)

@@ -1,14 +1,14 @@
 """A worker of `stagerun run`: it joins the others, reads the schedule as they do, and runs it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
+from stagerun.base.errors import UsageError
 from stagerun.base.events import Event
-from stagerun.base.recipe import Schedule
+from stagerun.base.recipe import Determinism, Schedule
 from stagerun.comm import PATIENT, TIMEOUT, Comm, SoloComm, TorchComm
 from stagerun.engine.device import choose_device
-from stagerun.language import load
 from stagerun.launch import StopRequest
 from stagerun.launch.stopping import aside
 from stagerun.launch.watched import Monitored
@@ -53,15 +53,17 @@ def join(
     return device, comm
 
 
-def load_everywhere(
-    folder: str, overrides: Sequence[str], comm: Comm, read: Callable[[str, Sequence[str]], Schedule] = load
-) -> Schedule:
+def load_everywhere(comm: Comm, device: torch.device, read: Callable[[], Schedule]) -> Schedule:
     """Return the schedule as this rank reads it. Collective: if one rank's files have a mistake, all ranks end."""
     require_same_code(comm)
 
     def read_here() -> Schedule:
-        schedule = read(folder, overrides)
+        schedule = read()
         check_workers(schedule, comm.size)
+        if schedule.determinism is Determinism.PORTABLE and device.type != "cpu":
+            raise UsageError(
+                "`determinism: PORTABLE` is for CPUs", "CUDA_VISIBLE_DEVICES= hides the GPUs; or take ELASTIC"
+            )
         return schedule
 
     return everyone(comm, read_here)
@@ -72,11 +74,12 @@ def train(
     world: World,
     stop: StopRequest,
     watch: Monitored | None,
+    read: Callable[[], Schedule],
     cut: Cut | None = None,
 ) -> int:
-    """Join the other workers, read the schedule as they do, and run it; return the exit code. `cut` makes the run short, for a trial."""
+    """Join the other workers, `read` the schedule as they do, and run it; return the exit code. `cut` makes the run short, for a trial."""
     device, comm = join(world, options.threads, stop, watch, patient=True)
-    schedule = load_everywhere(options.folder, options.overrides, comm, load if cut is None else cut.read)
+    schedule = load_everywhere(comm, device, read)
     placed = bind_cores(world, comm, watch) if options.bind == "numa" else None
     limit_reached = False
     context = Context(

@@ -44,7 +44,7 @@ class Compressing(Holding):
         """Send gradients by `how` from now on, with empty residuals."""
         self.how, self.rules = how, rules_of(self.state, how)
         # The senders of each rank: its logical workers with ELASTIC, itself with FIXED.
-        elastic, size = self.determinism is Determinism.ELASTIC, self.comm.size
+        elastic, size = self.determinism is not Determinism.FIXED, self.comm.size
         self.runs = runs_of(self.solver.logical_workers if elastic else size, size)
         tensors = {p.name: p.tensor for p in self.state.solver.parameters}
         self.tensors = {name: tensors[name] for name in self.rules}
@@ -91,7 +91,7 @@ class Compressing(Holding):
         everything = sum(tensors[name].numel() for name, rule in rules.items() if rule == how)
         shapes = {n: (everything,) if together and rule == how else tensors[n].shape for n, rule in rules.items()}
         operators = [operator(rule, shapes[name], self.runs[-1].stop) for name, rule in rules.items()]
-        cut = Cut(seed=self.solver.random_seed, each=self.determinism is Determinism.ELASTIC, whole=together)
+        cut = Cut(seed=self.solver.random_seed, each=self.determinism is not Determinism.FIXED, whole=together)
         after = CompressedReducer(tensors, operators, self.comm, self.runs, cut, self.residual, self.kept)
         return From(how.start_iter, super().make_reducer(), after) if how.start_iter else after
 

@@ -6,6 +6,7 @@ import enum
 class Determinism(enum.Enum):
     FIXED = "FIXED"
     ELASTIC = "ELASTIC"
+    PORTABLE = "PORTABLE"
 
 
 class EnsembleRule(enum.Enum):

@@ -12,6 +12,7 @@ class Determinism(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FIXED: _ClassVar[Determinism]
     ELASTIC: _ClassVar[Determinism]
+    PORTABLE: _ClassVar[Determinism]
 
 class EnsembleRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -81,6 +82,7 @@ class ParamKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BIAS_AND_NORM: _ClassVar[ParamKind]
 FIXED: Determinism
 ELASTIC: Determinism
+PORTABLE: Determinism
 MEAN_PROBABILITY: EnsembleRule
 MEAN_LOGIT: EnsembleRule
 WEIGHT_AVERAGE: EnsembleRule

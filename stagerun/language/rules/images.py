@@ -159,6 +159,10 @@ RULES = (
         _SQUARE, lambda m: m.cutout_size > m.crop_size_ramp_param.start_size,
     ),
     Rule("Solver.compile", _compiled),
+    wrong(
+        "Solver.compile", "`compile` with `determinism: PORTABLE`: it makes code for this processor", "take ELASTIC",
+        lambda m: m.schedule.determinism == "PORTABLE",
+    ),
     *(
         wrong(
             f"Solver.transform_param.{name}",

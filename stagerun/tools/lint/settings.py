@@ -364,7 +364,7 @@ def compress_more(it: StageFacts) -> Doubts:
     ratio = how.ratio or 0.0
     # TOP_K names its numbers by a byte or more each, or by a bit for every number.
     shares = {Method.TOP_K: ratio + min(ratio / 4, 1 / 32), Method.RANDOM_K: ratio, Method.TERNGRAD: 1 / 16}
-    elastic, times = it.schedule.determinism is Determinism.ELASTIC, shares.get(how.method, 0.0)
+    elastic, times = it.schedule.determinism is not Determinism.FIXED, shares.get(how.method, 0.0)
     hint = "a smaller `ratio`, or remove `compress_param`"
     if elastic:
         times *= senders / 2

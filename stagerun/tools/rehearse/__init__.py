@@ -32,6 +32,7 @@ from stagerun.launch.start import Orders, joined, start, work
 from stagerun.plan.choice import check_short, choice
 from stagerun.system import signals
 from stagerun.system.imports import with_imports
+from stagerun.train.command import read_before_torch
 
 FIND_LR = "Learning rate"
 ITERATIONS = 5  # of a turn with one number of workers
@@ -181,11 +182,12 @@ def rehearse(options: RehearseOptions, reach: HostOptions) -> int:
     orders = Orders(("rehearse", *arguments(words)), options.threads, saves=False, limits=watched)
 
     def job(world: Any, stop: Any, watch: Any) -> int:
-        from stagerun.tools.rehearse.frame import Session, worker  # and with it torch
+        read = read_before_torch(options.folder, options.overrides, load)
+        from stagerun.tools.rehearse.frame import Session, worker
         from stagerun.train.worker import join
 
         joined = join(world, options.threads, stop, watch, patient=watch is not None)
-        return worker(Session(options, mode, world, stop, *joined))
+        return worker(Session(options, mode, world, stop, *joined, read))
 
     if options.on_hosts or (not hosts and joined(options.nproc)):
         return work(job, orders)

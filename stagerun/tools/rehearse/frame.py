@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -81,10 +81,11 @@ class Session:
     stop: StopRequest
     device: torch.device
     comm: Comm
+    read_here: Callable[[], Schedule]
 
     def read(self) -> tuple[Schedule, Schedule]:
         """Return the schedule, and what of it is trained. Collective; RecipeError, UsageError, DataError."""
-        whole = load_everywhere(self.options.folder, self.options.overrides, self.comm)
+        whole = load_everywhere(self.comm, self.device, self.read_here)
         return whole, everyone(self.comm, lambda: check(self.options, self.mode, whole, self.comm.size))
 
     def show(self, text: str) -> None:

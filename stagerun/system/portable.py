@@ -1,0 +1,34 @@
+"""Settings by which torch computes the same bits on every x86-64 processor with AVX2, for `determinism: PORTABLE`.
+
+torch, oneDNN and MKL choose their kernels by the processor when they are loaded; these variables keep each to one choice. MKL's vector
+functions (square roots, tangents, logarithms in float64) know no such setting: stagerun takes square roots from numpy, which rounds as
+IEEE 754 asks.
+"""
+
+import os
+import sys
+
+from stagerun.base.errors import UsageError
+from stagerun.base.text import listed
+from stagerun.system.host import processor
+
+_PINNED = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "COMPATIBLE"}
+# A sum over several threads has another order for another number of them; --threads still decides.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+def is_pinned() -> bool:
+    return all(os.environ.get(name) == value for name, value in _PINNED.items())
+
+
+def pin() -> None:
+    """Set the variables for this process and those that it starts, before torch is loaded. UsageError where bits can't be portable."""
+    if "avx2" not in processor()[1]:
+        raise UsageError("`determinism: PORTABLE`: this processor lacks AVX2", "take another machine, or ELASTIC")
+    if "torch" in sys.modules and not is_pinned():
+        variables = [f"{name}={value}" for name, value in _PINNED.items()]
+        raise UsageError(
+            "`determinism: PORTABLE`: torch was loaded without its settings",
+            f"start Python with {listed(variables, 3)}, or import torch after `stagerun.run`",
+        )
+    os.environ.update(_PINNED | _ONE_THREAD)
