@@ -18,7 +18,6 @@ from stagerun.data.jpeg import Rectangle
 from stagerun.data.loader import Augment, Job, Loader, LoaderOptions, NetworkInput, PythonTransform, Training
 from stagerun.data.pixels import Draw, apply
 from stagerun.data.records import Records, spread
-from stagerun.data.stream import Batch
 from stagerun.schedule.image_size import at_largest, crop_size
 
 _DEFAULTS = LoaderOptions()
@@ -150,9 +149,9 @@ class RectangularLoader(Loader):
         if count < 1 or position + count > first + self._batch_size:
             raise ValueError(f"{count} images from {position} are not in one batch of {self._batch_size}")
         mean = float(self._ratios[first : first + self._batch_size].mean())
-        images = self._buffers.array((count, *crop_of(mean, self._side), self._network.channels))
         positions = np.arange(position, position + count, dtype=np.int64)
-        return Job(Batch(images, np.empty(count, np.int64), positions), self._by_shape[positions].tolist(), self._param)
+        made = self._batch(positions, crop_of(mean, self._side))
+        return Job(made, self._by_shape[positions].tolist(), self._param)
 
     def _make(self, job: Job, n: int) -> None:
         image, job.made.labels[n] = self._whole(job.indices[n])
@@ -225,8 +224,7 @@ class CropLoader(Loader):
         """`images` is uint8[5 * count, crop_size, crop_size, channels]: the first crop of each image, then the second of
         each, and so on; labels and positions are int64[count]."""
         positions = np.arange(position, position + count, dtype=np.int64)
-        images = self._buffers.array((CROPS * count, self._side, self._side, self._network.channels))
-        return Job(Batch(images, np.empty(count, np.int64), positions), positions.tolist(), self._param)
+        return Job(self._batch(positions, (self._side, self._side), CROPS), positions.tolist(), self._param)
 
     def _make(self, job: Job, n: int) -> None:
         whole, job.made.labels[n] = self._whole(job.indices[n])
