@@ -93,18 +93,10 @@ def read_manifest(folder: Path) -> Manifest | None:
     return manifest if len(manifest.blocks) == -(-manifest.size // BLOCK) else None
 
 
-def file_size(folder: Path) -> int | None:
-    """Return the size of data.mdb; None if it is missing. OSError."""
-    try:
-        return (folder / DATA).lstat().st_size
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
 
 def free_bytes(home: Path) -> int:
     """Return the bytes that this user may still write to the disk. OSError."""
-    disk = os.statvfs(home)
-    return disk.f_bavail * disk.f_frsize
+    return shutil.disk_usage(home).free
 
 
 def _written(home: Path, name: str) -> int:
@@ -212,7 +204,8 @@ def _usable(home: Path, original: Original) -> bool:
     if manifest is None or manifest.size != original.size:
         shutil.rmtree(folder)  # a job that still reads its file keeps it
         return False
-    if file_size(folder) == original.size and not (folder / SUSPECT).exists():
+    data = folder / DATA
+    if data.is_file() and data.lstat().st_size == original.size and not (folder / SUSPECT).exists():
         return True
     # Each block is compared, and copied again if it is wrong: readers of this copy see the same bytes before and after.
     (folder / JOURNAL).write_text("".join(f"{n} {digest}\n" for n, digest in enumerate(manifest.blocks)))
