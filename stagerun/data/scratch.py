@@ -93,7 +93,6 @@ def read_manifest(folder: Path) -> Manifest | None:
     return manifest if len(manifest.blocks) == -(-manifest.size // BLOCK) else None
 
 
-
 def free_bytes(home: Path) -> int:
     """Return the bytes that this user may still write to the disk. OSError."""
     return shutil.disk_usage(home).free

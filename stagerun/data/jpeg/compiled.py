@@ -189,7 +189,7 @@ class CompiledDecoder(Decoder):
         source, part = np.frombuffer(as_bytes(data), np.uint8), Rectangle(0, 0, header.height, header.width)
         if window := decoder.window(header, request):
             cells, cut = window.cells, window.part
-            sliced = self._scratch.of(source.size + decoder.MARKER)
+            sliced = self._scratch.of(source.size + 2)  # and a marker
             cells_at = window.first_row, window.rows, window.first_column, window.columns
             grid = header.scan_at, header.frame_at, cells.rows, cells.columns
             if size := self._cut(source, sliced, *grid, *cells_at, cut.height, cut.width):
