@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -93,11 +92,11 @@ class Seen:
                 texts = json.dumps([asdict(note) for note in notes]).encode() if notes else b""
                 txn.put(b"%08d" % at, row + texts)
 
-    def read(self, most: int | None = None) -> tuple[Rows, list[Note]]:
-        """Return (rows, notes) of the first `most` positions, or of all, in order."""
+    def read(self) -> tuple[Rows, list[Note]]:
+        """Return (rows, notes) of all positions, in order."""
         rows, notes = bytearray(), list[Note]()
         with self._env.begin() as txn:
-            for _, value in islice(txn.cursor(), most):
+            for _, value in txn.cursor():
                 rows += value[: ROW.itemsize]
                 if len(value) > ROW.itemsize:
                     notes += [Note(**fields) for fields in json.loads(value[ROW.itemsize :])]
