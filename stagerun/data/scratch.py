@@ -162,12 +162,8 @@ def stage(
         home = home_of(scratch)
         wanted = {original.name: original for original in originals}
         total = sum(original.size for original in wanted.values())
-
-        def waiting() -> None:
-            watch(Progress(0, total, waiting=True))
-
         for name in sorted(wanted):  # all in the same order, so that no two jobs wait for each other
-            locks.enter_context(held(home / f"{name}.lock", stop, waiting))
+            locks.enter_context(held(home / f"{name}.lock", stop, lambda: watch(Progress(0, total, waiting=True))))
         todo = [original for original in wanted.values() if not _usable(home, original)]
         require_room(home, {original.name: original.size for original in todo}, reserve)
         done, needed, lock = 0, sum(original.size for original in todo), threading.Lock()

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
@@ -218,10 +219,8 @@ class Monitor:
         self._tell_others()
         late = now > self.ending_since + self.patience + _END_S
         if late or (not self.answered and now > self.ending_since + _ANSWER_S):
-            # Print before the kill, which may end all processes, as in a container. In a thread: the disk or the reader of stderr may hang.
-            speaking = threading.Thread(target=self._last_word, args=(late,), daemon=True)
-            speaking.start()
-            speaking.join(_LOG_S)
+            # Print before the kill, which may end all processes, as in a container.
+            briefly(self._last_word, late)
             kill(self.setup.pid)
             self.done = True
 
@@ -282,6 +281,13 @@ def kill(pid: int) -> None:
 def say(text: str) -> None:
     with suppress(OSError):
         os.write(2, (signals.erase_line(2) + text).encode())
+
+
+def briefly(do: Callable[..., None], *args: object) -> None:
+    """Call it in a thread, and wait for a moment: the disk, or the reader of stderr, may hang."""
+    thread = threading.Thread(target=do, args=args, daemon=True)
+    thread.start()
+    thread.join(_LOG_S)
 
 
 def log_failure(path: str, text: str) -> None:

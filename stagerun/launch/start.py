@@ -36,7 +36,6 @@ from stagerun.system.world import (
 
 # A worker's work; returns its exit code. The monitor is None where the orders have no limits.
 Job = Callable[[World, StopRequest, Monitored | None], int]
-__all__ = ["Job", "Orders", "joined", "start", "work"]
 
 
 def joined(nproc: int | None) -> bool:

@@ -28,28 +28,31 @@ _LARGEST_VALUE = 1 << 20  # bytes of a record that are looked at
 
 # -- The side file. An unreadable or outdated one counts as missing here: opening the LMDB reports the error.
 
+_Arrays = list["array[int]"]
+_NOTHING: tuple[Mapping[str, Any], _Arrays] = {}, []
 
-def known(folder: str, with_labels: bool = False) -> tuple[Mapping[str, Any], "array[int]"]:
-    """Return `data.index.Facts` as JSON from the side file's header, without reading its arrays (106 MB for ILSVRC12), of which only the
-    labels can be asked for. Empty if unknown."""
-    labels = array("i")
+
+def known(folder: str, *names: str, most: int | None = None) -> tuple[Mapping[str, Any], _Arrays]:
+    """Return `data.index.Facts` as JSON from the side file's header, without reading its arrays (106 MB for ILSVRC12); and the first `most`
+    numbers, or all, of the arrays of int32 with these names. Empty if unknown."""
     with suppress(StagerunError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         lmdb, file = LmdbFile(folder), Path(folder) / SIDE_FILE
         if not file.is_file():  # opening a FIFO would block
-            return {}, labels
+            return _NOTHING
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(min(length, _LARGEST_HEADER)))
             facts = json.loads(header["__metadata__"]["stagerun"].partition(" ")[2])
             state = facts["file_size"], facts["transaction"]
             if state != (lmdb.size, lmdb.meta.transaction) or not isinstance(facts["fingerprint"], str):
-                return {}, labels
-            if with_labels:
-                first, end = header["labels"]["data_offsets"]
+                return _NOTHING
+            arrays: _Arrays = []
+            for name in names:
+                first, end = header[name]["data_offsets"]
                 stream.seek(8 + length + first)
-                labels.frombytes(stream.read(end - first))
-        return facts, labels
-    return {}, labels
+                arrays.append(array("i", stream.read(end - first if most is None else min(end - first, 4 * most))))
+        return facts, arrays
+    return _NOTHING
 
 
 def class_names(folder: str) -> tuple[str, ...]:
@@ -64,8 +67,8 @@ def class_names(folder: str) -> tuple[str, ...]:
 def class_sizes(folder: str, classes: int, ignored: int | None = None) -> tuple[int, ...]:
     """Return the number of records of each label 0 .. classes-1, by the side file; () if unknown, or with other labels. Records of the `ignored`
     label don't count."""
-    facts, labels = known(folder, with_labels=True)
-    counted: Counter[int | None] = Counter(labels)
+    facts, labels = known(folder, "labels")
+    counted: Counter[int | None] = Counter(*labels)
     counted.pop(-1, None)  # records without one
     counted.pop(ignored, None)
     usable = facts and all(label is not None and 0 <= label < classes for label in counted)

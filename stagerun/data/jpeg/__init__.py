@@ -3,6 +3,8 @@
 All tiers give the same pixels and refuse the same damaged files (`decoder` has the evidence); the choice changes only the speed.
 """
 
+# ruff: noqa: F401 (its imports are its names)
+
 import ctypes
 import functools
 import importlib.util
@@ -18,12 +20,7 @@ import numpy as np
 
 from stagerun.base.errors import UsageError
 from stagerun.data.jpeg.decoder import Decoder, Rectangle, Request, SimpleDecoder, by_opencv
-from stagerun.data.jpeg.header import EXIF, MAX_PIXELS, BadImage, Buffer, Header, exif_of, is_complete, read_header
-
-__all__ = [
-    "EXIF", "MAX_PIXELS", "BadImage", "Buffer", "Decoder", "Header", "Rectangle", "exif_of", "is_complete", "make_decoder",
-    "read_header", "tiers",
-]  # fmt: skip
+from stagerun.data.jpeg.header import EXIF, MAX_PIXELS, BadImage, exif_of, is_complete, read_header
 
 ENVIRONMENT = "STAGERUN_TURBOJPEG"
 HINT = "pip install 'stagerun[fast]', or install libturbojpeg 3 and name the file in " + ENVIRONMENT
@@ -175,7 +172,11 @@ def turbojpeg() -> Library:
 def _first(environment: str) -> Library:
     for path in (environment,) if environment else candidates():
         try:
-            return _load(path)
+            # Its symbols stay private (RTLD_LOCAL): another extension must not use a wheel's libjpeg.
+            calls = ctypes.CDLL(path)
+            for name in FUNCTIONS:
+                getattr(calls, name)
+            return Library(path, calls)
         except (OSError, AttributeError) as error:
             if environment:
                 text = f"{ENVIRONMENT} names what is not a libjpeg-turbo of version 3: {error}"
@@ -191,14 +192,3 @@ def candidates() -> Iterator[str]:
         spec = importlib.util.find_spec(package)
         for folder in (spec.submodule_search_locations if spec else None) or ():
             yield from sorted(str(file) for file in Path(folder).glob(pattern))
-
-
-def _load(path: str) -> Library:
-    """Load a library. OSError; AttributeError if it lacks a function.
-
-    Its symbols stay private (RTLD_LOCAL): another extension must not use a wheel's libjpeg.
-    """
-    calls = ctypes.CDLL(path)
-    for name in FUNCTIONS:
-        getattr(calls, name)
-    return Library(path, calls)
