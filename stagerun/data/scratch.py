@@ -28,8 +28,7 @@ from stagerun.base.errors import DataError, PermissionDenied, StorageError
 from stagerun.base.text import size
 from stagerun.data.write import CopyStopped, held, writing
 from stagerun.system.files import private_folder, sync_folder, write_whole
-from stagerun.system.image_sets import SIDE_FILE
-from stagerun.system.imports import COPY, scratch_home
+from stagerun.system.image_sets import COPY, SIDE_FILE, scratch_home
 from stagerun.system.lmdb_file import BY_SCHEDULE, LmdbFile, reading
 from stagerun.system.typed import json_object, read_as
 

@@ -21,8 +21,7 @@ from stagerun.store.disk import LocalDisk
 from stagerun.store.layout import snapshots_folder
 from stagerun.store.read import inspect_folder, inventory, read_file
 from stagerun.system.files import mapped
-from stagerun.system.image_sets import with_sets
-from stagerun.system.imports import with_imports
+from stagerun.system.image_sets import with_imports, with_sets
 
 if TYPE_CHECKING:  # these need numpy, and `plan` does without
     import numpy as np

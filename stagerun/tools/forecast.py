@@ -16,7 +16,7 @@ from stagerun.plan import Plan, PlannedStage, State
 from stagerun.plan.ensembles import ensembles_left, ensembles_record, ensembles_text, other_set
 from stagerun.plan.hours import Hours, Speed, hours_record, of_part, render_hours, spent, stage_left
 from stagerun.plan.rehearsal import snapshots_on_disk
-from stagerun.system.imports import is_there
+from stagerun.system.image_sets import is_there
 from stagerun.tools.check import missing_data, missing_weights, named_sources
 from stagerun.train.hours import find_hours
 from stagerun.train.results import planned_ensembles, read_result, unfinished

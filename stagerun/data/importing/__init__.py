@@ -25,7 +25,7 @@ from stagerun.data.importing.partial import Partial
 from stagerun.data.scratch import OR_ELSE, Progress, home_of, require_room
 from stagerun.data.write import CopyStopped, held, writing
 from stagerun.system.image_folder import seen, small
-from stagerun.system.imports import REPORT, is_there
+from stagerun.system.image_sets import REPORT, is_there
 
 Watch = Callable[[Progress], None]
 

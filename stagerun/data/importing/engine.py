@@ -21,7 +21,7 @@ from stagerun.data.importing.partial import Note, Partial, Seen, left_out_of, li
 from stagerun.data.index import LEFT_OUT, Look, Statistics, digest_of, index_of, save
 from stagerun.data.records import LmdbSource
 from stagerun.data.write import commit, writing
-from stagerun.system.imports import REPORT
+from stagerun.system.image_sets import REPORT
 from stagerun.system.lmdb_file import check_file
 
 T = TypeVar("T")

@@ -30,8 +30,7 @@ from stagerun.data.index import ROW, Rows
 from stagerun.data.write import FIRST_MAP_SIZE, held_now
 from stagerun.system.files import sync_folder, write_whole
 from stagerun.system.host import host_name
-from stagerun.system.image_sets import SIDE_FILE
-from stagerun.system.imports import COPY, REPORT
+from stagerun.system.image_sets import COPY, REPORT, SIDE_FILE
 from stagerun.system.lmdb_file import check_file
 from stagerun.system.typed import json_object
 

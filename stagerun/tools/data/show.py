@@ -21,7 +21,7 @@ from stagerun.data.importing import have
 from stagerun.data.loader import PythonTransform
 from stagerun.data.records import LmdbSource
 from stagerun.system.files import write_output
-from stagerun.system.imports import is_there, with_imports
+from stagerun.system.image_sets import is_there, with_imports
 from stagerun.tools.data.records import Shown, classes_of
 from stagerun.tools.output import find_target, plan_of
 

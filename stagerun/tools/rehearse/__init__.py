@@ -32,7 +32,7 @@ from stagerun.launch.options import HostOptions, chosen_hosts, devices
 from stagerun.launch.start import Job, Orders, joined, start, work
 from stagerun.plan.choice import check_short, choice
 from stagerun.system import signals
-from stagerun.system.imports import with_imports
+from stagerun.system.image_sets import with_imports
 
 FIND_LR = "Learning rate"
 ITERATIONS = 5  # of a turn with one number of workers
@@ -189,7 +189,7 @@ def rehearse(options: RehearseOptions, reach: HostOptions) -> int:
     part = check(options, mode, schedule, nproc)
     if not options.synthetic:
         with signals.held():
-            from stagerun.data.preflight import preflight
+            from stagerun.data.loaders import preflight
 
         preflight(part)
     return start(_job(options, mode), orders, nproc)
