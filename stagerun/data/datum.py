@@ -116,7 +116,7 @@ def _channels(stored: int, wanted: int | None) -> int:
 
 def cut(image: Image, part: Rectangle | None) -> Image:
     """Return a view of the part of an image or a plane; None: of all of it."""
-    return image if part is None else image[part.top : part.top + part.height, part.left : part.left + part.width]
+    return image if part is None else image[part.top : part.bottom, part.left : part.right]
 
 
 # -- The Datum.

@@ -105,7 +105,7 @@ _SAMPLINGS = (
     cv2.IMWRITE_JPEG_SAMPLING_FACTOR_411,
 )
 # The whole, and a part of the picture reduced by each.
-_REQUESTS = [(1, 0, 0, *_SIZE), *((n, 21 // n, 30 // n, 33 // n, 99 // n) for n in (1, 2, 4, 8))]
+_REQUESTS = [(0, 0, *_SIZE, 1), *((21 // n, 30 // n, 33 // n, 99 // n, n) for n in (1, 2, 4, 8))]
 
 
 def same_pixels(decoder: Decoder) -> bool:
@@ -124,7 +124,7 @@ def same_pixels(decoder: Decoder) -> bool:
         pixels = decoder.fast(data, header, wanted)
         return pixels is not None and np.array_equal(pixels, by_opencv(data, header, wanted))
 
-    return all(same(data, Request(channels, *wanted)) for data, channels, wanted in cases)
+    return all(same(data, Request(*wanted, channels)) for data, channels, wanted in cases)
 
 
 def picture(

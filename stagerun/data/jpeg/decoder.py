@@ -42,18 +42,6 @@ class Rectangle:
     height: int
     width: int
 
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A requested part: rows top .. top + height of the picture reduced `shrink` times, likewise columns."""
-
-    channels: int
-    shrink: int
-    top: int
-    left: int
-    height: int
-    width: int
-
     @property
     def bottom(self) -> int:
         return self.top + self.height
@@ -61,6 +49,14 @@ class Request:
     @property
     def right(self) -> int:
         return self.left + self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Rectangle):
+    """A requested part: rows top .. top + height of the picture reduced `shrink` times, likewise columns."""
+
+    shrink: int
+    channels: int
 
 
 class Scratch:
@@ -93,16 +89,12 @@ class Decoder:
         top // shrink and the height // shrink - 1 after it, likewise columns. Writable `data` may be changed during the call.
         """
         if part is None:
-            part = Rectangle(0, 0, header.height, header.width)
-            size = scaled(header.height, shrink), scaled(header.width, shrink)
+            wanted = 0, 0, scaled(header.height, shrink), scaled(header.width, shrink)
         else:
-            size = part.height // shrink, part.width // shrink
-        request = Request(channels, shrink, part.top // shrink, part.left // shrink, *size)
-        if header.reach is not Reach.ODD:
-            pixels = self.fast(data, header, request)
-            if pixels is not None:
-                return pixels
-        return by_opencv(data, header, request)
+            wanted = part.top // shrink, part.left // shrink, part.height // shrink, part.width // shrink
+        request = Request(*wanted, shrink, channels)
+        pixels = None if header.reach is Reach.ODD else self.fast(data, header, request)
+        return by_opencv(data, header, request) if pixels is None else pixels
 
     def fast(self, data: Buffer, header: Header, request: Request) -> Pixels | None:
         """Return the requested pixels; None if this tier can't, or if the library warns about a file of several scans."""
