@@ -92,7 +92,11 @@ def finish(image: Image, draw: Draw, out: Image | None = None, shrunk: int = 1) 
     if part is not None and image.shape[:2] != (part.height // shrunk, part.width // shrunk):
         raise ValueError(f"an image of {image.shape} is not {part} at 1/{shrunk}")
     if draw.pad:
-        image = cut(_pad(image, draw.pad, draw.pad_mode), draw.part)
+        pad, (height, width, channels) = draw.pad, image.shape
+        padded = np.empty((height + 2 * pad, width + 2 * pad, channels), np.uint8)
+        border = cv2.BORDER_REFLECT_101 if draw.pad_mode is PadMode.REFLECT else cv2.BORDER_CONSTANT  # of zeros
+        cv2.copyMakeBorder(image, pad, pad, pad, pad, border, dst=padded)
+        image = cut(padded, draw.part)
     crop = draw.crop if draw.crop is not part else None
     if draw.size is not None:
         if crop == Rectangle(0, 0, *draw.size):
@@ -121,14 +125,6 @@ def _scratch(shape: tuple[int, ...]) -> Image:
         _thread.scratch = Scratch()
     image: Image = _thread.scratch.of(math.prod(shape)).reshape(shape)
     return image
-
-
-def _pad(image: Image, pad: int, mode: PadMode) -> Image:
-    height, width, channels = image.shape
-    padded = np.empty((height + 2 * pad, width + 2 * pad, channels), np.uint8)
-    border = cv2.BORDER_REFLECT_101 if mode is PadMode.REFLECT else cv2.BORDER_CONSTANT  # the constant is 0
-    cv2.copyMakeBorder(image, pad, pad, pad, pad, border, dst=padded)
-    return padded
 
 
 def _resize(image: Image, size: tuple[int, int], mode: InterpMode, out: Image | None) -> Image:

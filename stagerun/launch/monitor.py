@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from stagerun.base.errors import ExitCode
-from stagerun.launch.judge import LONGEST, Pace, Peers, Seen, Verdict, blame, judge, tick
+from stagerun.launch.judge import LONGEST, Pace, Peers, Seen, blame, judge, tick
 from stagerun.launch.stopping import remove_left_folder, report
 from stagerun.system import signals
 from stagerun.system.files import LineFile
@@ -174,12 +174,9 @@ class Monitor:
                 self._tell(news=text)
         else:
             self.verdict_at = self.verdict_at or now
-            if now > self.verdict_at + _STACKS_S or not self._stacks_missing(verdict):
+            reachable = [one for one in verdict.guilty if one.silence <= self.tick_s * 2 and not one.ended]
+            if now > self.verdict_at + _STACKS_S or all(one.stack is not None for one in reachable):
                 self._end(verdict.message(), record.rank in {one.rank for one in verdict.guilty})
-
-    def _stacks_missing(self, verdict: Verdict) -> bool:
-        """Return whether a reachable rank may still send its stack."""
-        return any(one.stack is None and not one.silence > self.tick_s * 2 and not one.ended for one in verdict.guilty)
 
     def _look(self, now: float) -> Seen:
         # A beat in the writing: keep the last one.

@@ -234,12 +234,14 @@ def explained(
 ) -> UsageError:
     """Return `mynet.py:12: NameError: ...` with the line and perhaps a hint, for an error of the user's code, at the innermost line of the
     user's files, or else at the function `owner`."""
-    file, line = _line_of(error, code, sources)
-    if not file and owner is not None:
-        file, line = _defined(owner, sources)
+    file, line = _innermost(reversed(list(traceback.walk_tb(error.__traceback__))), code, sources)
     what = f"{type(error).__name__}: {error}".rstrip(": ") if str(error) else type(error).__name__
     if isinstance(error, SyntaxError):
         what = f"this is not Python: {error.msg}"
+        if error.filename and (shown := _shown(error.filename, code, sources)):
+            file, line = shown, error.lineno or 1
+    if not file and owner is not None:
+        file, line = _defined(owner, sources)
     return UsageError(_placed(file or _file_of(code, sources), line, what, sources), _hint(error, code, owner))
 
 
@@ -269,13 +271,6 @@ def _innermost(frames: Iterable[tuple[FrameType, int]], code: Code, sources: Sou
     """Return the first of these lines in the user's files; ('', 0) without one."""
     lines = ((_shown(frame.f_code.co_filename, code, sources), line) for frame, line in frames)
     return next((one for one in lines if one[0]), ("", 0))
-
-
-def _line_of(error: BaseException, code: Code, sources: Sources) -> tuple[str, int]:
-    """Return the innermost line of the user's code in an error's traceback; ('', 0) without one."""
-    if isinstance(error, SyntaxError) and error.filename and (file := _shown(error.filename, code, sources)):
-        return file, error.lineno or 1
-    return _innermost(reversed(list(traceback.walk_tb(error.__traceback__))), code, sources)
 
 
 def _defined(owner: Callable[..., Any], sources: Sources) -> tuple[str, int]:

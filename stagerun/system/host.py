@@ -28,7 +28,7 @@ _MEMORY = {
 }
 
 
-_ROOT, _CPUINFO = Path("/"), Path("/proc/cpuinfo")
+_ROOT = Path("/")
 
 
 def host_name() -> str:
@@ -161,17 +161,13 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def processor() -> tuple[str, tuple[str, ...]]:
-    """Return the first processor's model, and its flags of _FLAGS."""
-    info = pairs(lines(_CPUINFO))
-    flags = set(info.get("flags", info.get("Features", "")).split())
-    return info.get("model name") or info.get("Hardware") or platform.machine(), tuple(f for f in _FLAGS if f in flags)
-
-
 def arithmetic() -> dict[str, str]:
     """Return what selects the kernels of torch's libraries: the processor (for MKL with vendor and model), its flags, and environment variables;
     "unknown" if unreadable."""
-    info, (model, flags) = pairs(lines(_CPUINFO)), processor()
+    info = pairs(lines(Path("/proc/cpuinfo")))  # the first processor counts
+    model = info.get("model name") or info.get("Hardware") or platform.machine()
+    all_flags = info.get("flags", info.get("Features", "")).split()
+    flags = [flag for flag in _FLAGS if flag in all_flags]
     names = (("vendor_id", "CPU implementer"), ("cpu family", "CPU architecture"), ("model", "CPU part"))
     number = "/".join(next((info[name] for name in pair if name in info), "?") for pair in names)
     return {

@@ -67,22 +67,11 @@ def class_names(folder: str) -> tuple[str, ...]:
     return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
-def class_sizes(folder: str, classes: int, ignored: int | None = None) -> tuple[int, ...]:
-    """Return the number of records of each label 0 .. classes-1, by the side file; () if unknown, or with other labels. Records of the `ignored`
-    label don't count."""
-    facts, labels = known(folder, "labels")
-    counted: Counter[int | None] = Counter(*labels)
-    counted.pop(-1, None)  # records without one
-    counted.pop(ignored, None)
-    usable = facts and all(label is not None and 0 <= label < classes for label in counted)
-    return tuple(counted[label] for label in range(classes)) if usable else ()
-
-
 # -- The set of images, as a short text that is compared between process lives.
 
 
 def with_sets(schedule: "Schedule", ignored: Callable[["Stage"], int | None]) -> "Schedule":
-    """Return the schedule with `set_of` its LMDBs on this machine (`recipe.Schedule.sets`), and `class_sizes` where a stage's sampling depends
+    """Return the schedule with `set_of` its LMDBs on this machine (`recipe.Schedule.sets`), and the sizes of classes where a stage's sampling depends
     on them. `ignored`: the label that a stage's training ignores."""
     texts = {source.path: _set_of_source(schedule, source) for source in schedule.sources}
     sampled = [stage for stage in schedule.stages if stage.solver.sampling.value != "UNIFORM"]
@@ -105,11 +94,20 @@ def _set_of_source(schedule: "Schedule", source: "Source") -> str:
 
 
 def _class_sizes(schedule: "Schedule", path: str, classes: int, ignored: int | None) -> tuple[int, ...]:
-    made = schedule.imports.get(path)
-    if made is None:
-        return class_sizes(path, classes, ignored)
-    counts = tuple(0 if label == ignored else size for label, size in enumerate(made.counts))
-    return counts + (0,) * (classes - len(counts)) if not any(counts[classes:]) else ()
+    """Return the number of records of each label 0 .. classes-1, by the import or the side file; () if unknown, or with other labels. Records
+    of the `ignored` label don't count."""
+    counted: Counter[int | None]
+    if (made := schedule.imports.get(path)) is not None:
+        counted = Counter(dict(enumerate(made.counts)))
+    else:
+        facts, labels = known(path, "labels")
+        if not facts:
+            return ()
+        counted = Counter(*labels)
+        del counted[-1]  # records without one
+    del counted[ignored]
+    sizes = tuple(counted[label] for label in range(classes))
+    return sizes if sum(sizes) == counted.total() else ()
 
 
 def set_of(folder: str) -> str:
