@@ -7,7 +7,6 @@ prepends the LMDB and the key.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import cv2
 import numpy as np
@@ -18,14 +17,12 @@ from stagerun.base.errors import DataError
 from stagerun.base.text import count
 from stagerun.data import jpeg
 from stagerun.data.headers import family, png_chunks, read_png
-from stagerun.data.jpeg import Rectangle, make_decoder
+from stagerun.data.jpeg import MakeDecoder, Rectangle, make_decoder
 from stagerun.data.jpeg.decoder import imdecode
 from stagerun.data.jpeg.header import cut_off, require_size
 from stagerun.language.proto import caffe_pb2
 
 Image = NDArray[np.uint8]
-# Called for the first JPEG: loading and testing the fastest decoder takes half a second, which raw images don't need.
-MakeDecoder: TypeAlias = Callable[[], jpeg.Decoder]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +203,7 @@ def picture_of(fields: Fields, channels: int | None, decoder: MakeDecoder = make
 
     Raw bytes (channels x height x width) must have exactly `channels` channels. A grey JPEG or PNG expands to three (Caffe stops there;
     ILSVRC has some), CMYK becomes B, G, R as in OpenCV. EXIF's orientation is not applied, as in Caffe. Changed bytes inside a JPEG's
-    scan go unnoticed.
+    scan go unnoticed. `decoder` is called for a JPEG alone: loading and testing the fastest takes half a second.
     """
     if not len(fields.data):
         if fields.floats:

@@ -189,10 +189,12 @@ def centre(image: Image, out: Image) -> None:
     than the mean of its batch."""
     height, width = out.shape[:2]
     top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
-    part = image[max(top, 0) : max(top, 0) + height, max(left, 0) : max(left, 0) + width]
+    down, right = max(top, 0), max(left, 0)
+    part = image[down : down + height, right : right + width]
     if part.shape != out.shape:
         out[...] = 0
-    out[max(-top, 0) : max(-top, 0) + part.shape[0], max(-left, 0) : max(-left, 0) + part.shape[1]] = part
+    down, right = max(-top, 0), max(-left, 0)
+    out[down : down + part.shape[0], right : right + part.shape[1]] = part
 
 
 def _ratios(name: str, index: Index) -> NDArray[np.float64]:

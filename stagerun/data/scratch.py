@@ -26,7 +26,7 @@ from pathlib import Path
 
 from stagerun.base.errors import DataError, PermissionDenied, StorageError
 from stagerun.base.text import size
-from stagerun.data.write import CopyStopped, held, writing
+from stagerun.data.write import CopyStopped, Stop, held, writing
 from stagerun.system.files import private_folder, sync_folder, write_whole
 from stagerun.system.image_sets import COPY, SIDE_FILE, scratch_home
 from stagerun.system.lmdb_file import BY_SCHEDULE, LmdbFile, reading
@@ -35,6 +35,7 @@ from stagerun.system.typed import json_object, read_as
 BLOCK = 1 << 26
 DATA, JOURNAL, SUSPECT = "data.mdb", "blocks", "suspect"
 PARTIAL = ".partial"
+Report = Callable[[int], None]  # of bytes that were copied
 # Appended to the hints for errors of the scratch disk.
 OR_ELSE = "; or give another `scratch`, on a disk of the node itself"
 
@@ -147,7 +148,7 @@ def stage(
     scratch: str,
     reserve: float,
     *,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Stop = lambda: False,
     watch: Callable[[Progress], None] = lambda progress: None,
 ) -> list[Copy]:
     """Return a complete copy of each LMDB below folder `scratch`; `reserve` gigabytes stay free on that disk.
@@ -208,7 +209,7 @@ def _usable(home: Path, original: Original) -> bool:
     return False
 
 
-def _make(home: Path, original: Original, report: Callable[[int], None], stop: Callable[[], bool]) -> int:
+def _make(home: Path, original: Original, report: Report, stop: Stop) -> int:
     """Return the number of bytes copied."""
     partial, folder = home / f"{original.name}{PARTIAL}", home / original.name
     try:
@@ -247,9 +248,7 @@ def _require_same(original: Original) -> None:
 class _Copying:
     """A copy made by several threads."""
 
-    def __init__(
-        self, original: Original, folder: Path, report: Callable[[int], None], stop: Callable[[], bool]
-    ) -> None:
+    def __init__(self, original: Original, folder: Path, report: Report, stop: Stop) -> None:
         self._original, self._folder, self._report, self._stop = original, folder, report, stop
         self._file = Path(original.path, DATA)
         self._errors: list[BaseException] = []

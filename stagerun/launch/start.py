@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from stagerun.system.host import host_name
 from stagerun.system.process import born
 from stagerun.system.world import (
     PLAIN,
+    Environment,
     World,
     default_threads,
     expand,
@@ -129,7 +130,7 @@ class Meeting:
     interface: str = ""
 
 
-def meet(world: World, environment: Mapping[str, str] = os.environ, patience: float = PATIENCE_S) -> Meeting:
+def meet(world: World, environment: Environment = os.environ, patience: float = PATIENCE_S) -> Meeting:
     """Return where several workers meet. Collective under MPI. PeerError without a meeting point, or for a peer missing after `patience` s."""
     number = job_number(environment)
     if "MASTER_ADDR" in environment and ("MASTER_PORT" in environment or number):
@@ -162,7 +163,7 @@ def set_meeting(meeting: Meeting) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", meeting.interface)
 
 
-def job_number(environment: Mapping[str, str]) -> str:
+def job_number(environment: Environment) -> str:
     """Return what identifies this launch on all its ranks; '' without such a variable."""
     if "PMIX_NAMESPACE" in environment:
         return environment["PMIX_NAMESPACE"]
@@ -186,14 +187,14 @@ def _interface(address: str) -> str:
     return route.name if route is not None else ""
 
 
-def _from_environment(world: World, environment: Mapping[str, str], number: str) -> Meeting:
+def _from_environment(world: World, environment: Environment, number: str) -> Meeting:
     address, port = environment["MASTER_ADDR"], environment.get("MASTER_PORT") or str(port_of(number))
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise PeerError(f"MASTER_PORT must be a port number, 1 to 65535, not `{port}`")
     return Meeting(address, int(port), _interface(address) if world.local_size < world.size else "")
 
 
-def _of_nodes(names: str, number: str, environment: Mapping[str, str]) -> Meeting:
+def _of_nodes(names: str, number: str, environment: Environment) -> Meeting:
     """Meet at the first node of the step, which has rank 0."""
     first = environment.get("SLURM_NODEID", "0") == "0"
     try:

@@ -26,6 +26,9 @@ ENVIRONMENT = "STAGERUN_TURBOJPEG"
 HINT = "pip install 'stagerun[fast]', or install libturbojpeg 3 and name the file in " + ENVIRONMENT
 
 
+MakeDecoder = Callable[[], Decoder]
+
+
 @dataclass(frozen=True, slots=True)
 class TierState:
     name: str
@@ -58,14 +61,14 @@ def make_decoder(tier: str | None = None) -> Decoder:
 _once = threading.RLock()
 
 
-def _tested(name: str) -> tuple[Callable[[], Decoder] | None, str]:
+def _tested(name: str) -> tuple[MakeDecoder | None, str]:
     """Return a function that makes a decoder of that tier, or None and the reason."""
     with _once:
         return _tested_once(name, os.environ.get(ENVIRONMENT, ""))
 
 
 @functools.cache
-def _tested_once(name: str, environment: str) -> tuple[Callable[[], Decoder] | None, str]:
+def _tested_once(name: str, environment: str) -> tuple[MakeDecoder | None, str]:
     try:
         make = _TIERS[name]()
     except ModuleNotFoundError as error:
@@ -79,7 +82,7 @@ def _tested_once(name: str, environment: str) -> tuple[Callable[[], Decoder] | N
     return make, ""
 
 
-def _compiled() -> Callable[[], Decoder]:
+def _compiled() -> MakeDecoder:
     library = turbojpeg()
     from stagerun.data.jpeg.compiled import CompiledDecoder, compiled
 
@@ -87,7 +90,7 @@ def _compiled() -> Callable[[], Decoder]:
 
 
 # Makers by tier, fastest first.
-_TIERS: dict[str, Callable[[], Callable[[], Decoder]]] = {
+_TIERS: dict[str, Callable[[], MakeDecoder]] = {
     "compiled": _compiled,  # decodes the part alone, reads the part alone of prepared files
     "simplejpeg": lambda: SimpleDecoder,  # decodes the rows down to the part, reads the part alone of prepared files
     "opencv": lambda: Decoder,  # decodes the whole picture
