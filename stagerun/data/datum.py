@@ -7,7 +7,6 @@ prepends the LMDB and the key.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
 
 import cv2
 import numpy as np
@@ -18,113 +17,88 @@ from stagerun.base.errors import DataError
 from stagerun.base.text import count
 from stagerun.data import jpeg
 from stagerun.data.headers import family, png_chunks, read_png
-from stagerun.data.jpeg import Rectangle, make_decoder
+from stagerun.data.jpeg import MakeDecoder, Rectangle, make_decoder
 from stagerun.data.jpeg.decoder import imdecode
 from stagerun.data.jpeg.header import cut_off, require_size
 from stagerun.language.proto import caffe_pb2
 
 Image = NDArray[np.uint8]
-# Called for the first JPEG: loading and testing the fastest decoder takes half a second, which raw images don't need.
-MakeDecoder: TypeAlias = Callable[[], jpeg.Decoder]
 
 
-class Picture(Protocol):
-    """A picture of `height` x `width` pixels. `reducible`: `decode` takes a `shrink` other than 1."""
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture of `height` x `width` pixels. `kind` names its storage; `interval` is the restart interval of a JPEG, 0 without one.
+
+    `decode` returns uint8[height, width, channels], B, G, R, of a part (None: the whole), at 1 / shrink of its size (`jpeg.Decoder.decode`);
+    only a `reducible` picture takes a `shrink` other than 1. The pixels are valid until the decoder's next picture, or until the record's
+    memory is reused. DataError for a damaged file.
+    """
 
     height: int
     width: int
-    reducible: bool
-
-    def decode(self, part: Rectangle | None = None, shrink: int = 1) -> Image:
-        """Return uint8[height, width, channels], B, G, R, of `part` (None: the whole), at 1 / shrink of its size (`jpeg.Decoder.decode`).
-
-        Valid until the decoder's next picture, or until the record's memory is reused. DataError for a damaged file.
-        """
-        ...
+    decode: Callable[[Rectangle | None, int], Image]
+    kind: str = ""
+    interval: int = 0
+    reducible: bool = False
 
 
-class StoredPicture(Picture, Protocol):
-    """The picture of a record. `kind` names its storage; `interval` is the restart interval of a JPEG, 0 without one."""
-
-    kind: str
-    interval: int
-
-
-class DecodedPicture:
-    """A picture in decoded form."""
-
-    reducible = False
-
-    def __init__(self, image: Image) -> None:
-        self._image = image
-        self.height, self.width = image.shape[:2]
-
-    def decode(self, part: Rectangle | None = None, shrink: int = 1) -> Image:
-        return self._image if part is None else cut(self._image, part)
+def decoded(image: Image) -> Picture:
+    """Return a picture in decoded form."""
+    height, width = image.shape[:2]
+    return Picture(height, width, lambda part, shrink: cut(image, part))
 
 
-class _Planes:
-    """Raw bytes, colour by colour: uint8[channels, height, width]."""
+def _raw(planes: Image) -> Picture:
+    """Return the picture of raw bytes, colour by colour: uint8[channels, height, width]."""
 
-    kind, interval, reducible = "raw", 0, False
-
-    def __init__(self, planes: Image) -> None:
-        self._planes = planes
-        self.height, self.width = planes.shape[1:]
-
-    def decode(self, part: Rectangle | None = None, shrink: int = 1) -> Image:
-        planes = [plane if part is None else cut(plane, part) for plane in self._planes]
+    def decode(part: Rectangle | None, shrink: int) -> Image:
+        wanted = [cut(plane, part) for plane in planes]
         # cv2.merge interleaves ten times faster than numpy copies a transposed array.
-        return planes[0][:, :, None] if len(planes) == 1 else np.asarray(cv2.merge(planes), np.uint8)
+        return wanted[0][:, :, None] if len(wanted) == 1 else np.asarray(cv2.merge(wanted), np.uint8)
+
+    _, height, width = planes.shape
+    return Picture(height, width, decode, "raw")
 
 
-class _Jpeg:
-    reducible = True
+def _jpeg(data: memoryview, channels: int | None, make: MakeDecoder) -> Picture:
+    if not jpeg.is_complete(data):
+        raise cut_off("JPEG data ends before its end marker")
+    header = jpeg.read_header(data)
+    wanted, decoder = _channels(1 if header.components == 1 else 3, channels), make()  # CMYK: 3, too
 
-    def __init__(self, data: memoryview, channels: int | None, decoder: MakeDecoder) -> None:
-        if not jpeg.is_complete(data):
-            raise cut_off("JPEG data ends before its end marker")
-        self._header = header = jpeg.read_header(data)
-        self._data, self._channels = data, _channels(1 if header.components == 1 else 3, channels)  # CMYK: 3, too
-        self.height, self.width = header.height, header.width
-        self.kind, self.interval = header.kind, header.restart_interval
-        self._decoder = decoder()
+    def decode(part: Rectangle | None, shrink: int) -> Image:
+        return decoder.decode(data, header, wanted, part, shrink)
 
-    def decode(self, part: Rectangle | None = None, shrink: int = 1) -> Image:
-        return self._decoder.decode(self._data, self._header, self._channels, part, shrink)
+    return Picture(header.height, header.width, decode, header.kind, header.restart_interval, reducible=True)
 
 
-class _Png:
-    interval, reducible = 0, False
+def _png(data: memoryview, channels: int | None) -> Picture:
+    chunks = list(png_chunks(data))
+    # A chunk's checksum, 4 bytes, follows its data.
+    if not chunks or chunks[0][0] != b"IHDR" or chunks[-1][0] != b"IEND" or sum(chunks[-1][1:]) + 4 > len(data):
+        raise cut_off("PNG data ends before its end marker")
+    header = read_png(data)
+    if not header.height or not header.width:
+        raise cut_off("PNG data ends before its end marker")
+    require_size(header.height, header.width)
+    # Nothing is dropped silently, neither alpha nor bits. OpenCV ignores the one transparent grey of a grey PNG.
+    if "16 bits" in header.oddities:
+        raise DataError("the image has 16 bits per channel", "only images of 8 bits per channel are read")
+    if "alpha" in header.oddities and header.channels != 1:
+        raise DataError("the image has an alpha channel", "make the LMDB from images without transparency")
+    shape = header.height, header.width, _channels(header.channels, channels)
 
-    def __init__(self, data: memoryview, channels: int | None) -> None:
-        chunks = list(png_chunks(data))
-        # A chunk's checksum, 4 bytes, follows its data.
-        if not chunks or chunks[0][0] != b"IHDR" or chunks[-1][0] != b"IEND" or sum(chunks[-1][1:]) + 4 > len(data):
-            raise cut_off("PNG data ends before its end marker")
-        header = read_png(data)
-        self.height, self.width, self.kind = header.height, header.width, header.kind
-        if not self.height or not self.width:
-            raise cut_off("PNG data ends before its end marker")
-        require_size(self.height, self.width)
-        # Nothing is dropped silently, neither alpha nor bits. OpenCV ignores the one transparent grey of a grey PNG.
-        if "16 bits" in header.oddities:
-            raise DataError("the image has 16 bits per channel", "only images of 8 bits per channel are read")
-        if "alpha" in header.oddities and header.channels != 1:
-            raise DataError("the image has an alpha channel", "make the LMDB from images without transparency")
-        self._data, self._channels = data, _channels(header.channels, channels)
-
-    def decode(self, part: Rectangle | None = None, shrink: int = 1) -> Image:
-        image = imdecode(self._data, cv2.IMREAD_UNCHANGED)  # as in Caffe: no EXIF rotation
-        if image.ndim == 2 and self._channels == 3:
+    def decode(part: Rectangle | None, shrink: int) -> Image:
+        image = imdecode(data, cv2.IMREAD_UNCHANGED)  # as in Caffe: no EXIF rotation
+        if image.ndim == 2 and shape[2] == 3:
             image = cv2.cvtColor(image, cv2.COLOR_GRAY2BGR)
-        shape = self.height, self.width, self._channels
         if image.dtype != np.uint8 or image.size != math.prod(shape):
             raise DataError(
                 "the image can't be decoded: it isn't what its header says", "make the LMDB again from its source"
             )
-        image = np.asarray(image, np.uint8).reshape(shape)
-        return image if part is None else cut(image, part)
+        return cut(np.asarray(image, np.uint8).reshape(shape), part)
+
+    return Picture(header.height, header.width, decode, header.kind)
 
 
 def _channels(stored: int, wanted: int | None) -> int:
@@ -137,9 +111,9 @@ def _channels(stored: int, wanted: int | None) -> int:
     )
 
 
-def cut(image: Image, part: Rectangle) -> Image:
-    """Return a view of the part of an image or a plane."""
-    return image[part.top : part.top + part.height, part.left : part.left + part.width]
+def cut(image: Image, part: Rectangle | None) -> Image:
+    """Return a view of the part of an image or a plane; None: of all of it."""
+    return image if part is None else image[part.top : part.bottom, part.left : part.right]
 
 
 # -- The Datum.
@@ -224,26 +198,12 @@ def raw_datum(image: Image, label: int) -> caffe_pb2.Datum:
     return caffe_pb2.Datum(channels=channels, height=height, width=width, data=data, label=label)
 
 
-def wrong_label(label: int, num_classes: int) -> DataError | None:
-    """Return an error for a label that isn't one of 0 .. num_classes-1."""
-    if label < 0:
-        return DataError(
-            f"the label is {label}, below 0", "labels count from 0; make the LMDB again with labels that do"
-        )
-    if label < num_classes:
-        return None
-    return DataError(
-        f"the label is {label}, but num_classes is {num_classes}: labels go from 0 to {num_classes - 1}",
-        "change `num_classes` of the network, or make the LMDB with labels that count from 0",
-    )
-
-
-def picture_of(fields: Fields, channels: int | None, decoder: MakeDecoder = make_decoder) -> StoredPicture:
+def picture_of(fields: Fields, channels: int | None, decoder: MakeDecoder = make_decoder) -> Picture:
     """Return the Datum's picture, not yet decoded. DataError if it can't give `channels` channels (None: 1 or 3).
 
     Raw bytes (channels x height x width) must have exactly `channels` channels. A grey JPEG or PNG expands to three (Caffe stops there;
     ILSVRC has some), CMYK becomes B, G, R as in OpenCV. EXIF's orientation is not applied, as in Caffe. Changed bytes inside a JPEG's
-    scan go unnoticed.
+    scan go unnoticed. `decoder` is called for a JPEG alone: loading and testing the fastest takes half a second.
     """
     if not len(fields.data):
         if fields.floats:
@@ -252,9 +212,9 @@ def picture_of(fields: Fields, channels: int | None, decoder: MakeDecoder = make
     if fields.encoded:
         encoding = family(fields.data)
         if encoding == "JPEG":
-            return _Jpeg(fields.data, channels, decoder)
+            return _jpeg(fields.data, channels, decoder)
         if encoding == "PNG":
-            return _Png(fields.data, channels)
+            return _png(fields.data, channels)
         but = f", but {encoding}" if encoding else ""
         raise DataError(f"the encoded image is neither JPEG nor PNG{but}", "convert it before the LMDB is made")
     c, h, w = fields.channels, fields.height, fields.width
@@ -270,4 +230,4 @@ def picture_of(fields: Fields, channels: int | None, decoder: MakeDecoder = make
             f"the image has {count(c, 'channel')}, the network takes {channels or '1 or 3'}",
             f"set `channels: {c}` under `model` in schedule.prototxt" if c in (1, 3) else "the network takes 1 or 3",
         )
-    return _Planes(np.frombuffer(fields.data, np.uint8).reshape(c, h, w))
+    return _raw(np.frombuffer(fields.data, np.uint8).reshape(c, h, w))

@@ -282,7 +282,7 @@ def look(fields: Fields, pixels: bool, image: Image | None = None) -> Look:
     facts = Look(picture.kind, picture.height, picture.width, picture.interval)
     if not pixels:
         return facts
-    image = picture.decode() if image is None else image
+    image = picture.decode(None, 1) if image is None else image
     channels = 1 if image.ndim == 2 or image.shape[2] == 1 else 3
     # In double, exact far beyond 100 million pixels.
     sums = [round(value) for value in cv2.sumElems(image)[:channels]]
@@ -347,7 +347,6 @@ def _statistics(rows: Rows) -> Statistics:
 
 def _is_prepared(rows: Rows) -> bool:
     """Return whether nearly all JPEGs have a short restart interval. `prepare` skips CMYK and some damaged ones."""
-    is_jpeg = np.array([b"JPEG" in kind for kind in rows["kind"].tolist()], bool)
-    intervals = rows["interval"][is_jpeg]
+    intervals = rows["interval"][np.char.find(rows["kind"], b"JPEG") >= 0]
     short = (intervals > 0) & (intervals <= _LARGEST_PREPARED)
     return len(intervals) > 0 and bool(short.mean() >= _NEARLY_ALL)

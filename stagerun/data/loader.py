@@ -18,7 +18,7 @@ from stagerun.base.errors import DataError, StagerunError, UsageError
 from stagerun.base.recipe import Transform
 from stagerun.base.text import first
 from stagerun.data import transform
-from stagerun.data.datum import DecodedPicture, Image, Picture
+from stagerun.data.datum import Image, Picture, decoded
 from stagerun.data.pictures import LoaderOptions, NetworkInput, Pictures, finished_size
 from stagerun.data.pixels import Draw
 from stagerun.data.records import Records, spread
@@ -127,13 +127,13 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An unfinished batch: `indices` are the records at its positions; `numbers` and `colours` are uint64[count, ...]; `param` has this
-    batch's crop_size."""
+    """An unfinished batch: `indices` are the records at its positions; `numbers` (None in an evaluation) and `colours` are uint64[...] of
+    each; `param` has this batch's crop_size."""
 
     made: Batch
     indices: list[int]
     param: Transform
-    numbers: order.UInt64 | None = None
+    numbers: Sequence[order.UInt64 | None] = ()
     colours: order.UInt64 | None = None
 
 
@@ -151,8 +151,11 @@ class Loader:
     ) -> None:
         self.records, self.options = records, options
         self._param, self._network, self._training = param, network, training
-        self._python, self._seed = (training.python, training.seed) if training else (None, 0)
-        self._order = training.sampling if training else order.EveryRecord(0, len(records), False)
+        self._order: order.Order = order.EveryRecord(0, len(records), False)
+        self._python, self._augment, self._seed = None, None, 0
+        if training:
+            self._order, self._seed = training.sampling, training.seed
+            self._python, self._augment = training.python, training.augment
         self._pictures = Pictures(records, param, network, options)
         self.expect = self._pictures.expect
         # One at the consumer, one in progress, the others ready; with many threads more are in progress.
@@ -176,72 +179,65 @@ class Loader:
         positions = np.arange(position, position + count, dtype=np.int64)
         indices = self._order.at(position, count).tolist()
         training, param, numbers, colours = self._training, self._param, self._numbers(positions), None
-        if training and training.side and (side := training.side(position)) != param.crop_size:
-            param = replace(param, crop_size=side)
-        if training and training.augment:
-            colours = order.draws(self._seed, positions, training.augment.numbers, order.Purpose.COLOUR)
-        height = width = param.crop_size
-        if height is None or width is None:  # all are as large as the first one
-            picture, _ = self._open(indices[0], position)
-            draw = self._draw(indices[0], position, picture, _row(numbers, 0), param)
-            height, width = finished_size(draw, picture)
-        made = Batch(
-            self._buffers.array((count, height, width, self._network.channels)),
-            np.empty(count, np.int64),
-            positions,
-            np.zeros((count, 4), np.int32) if training and param.cutout_size else None,
-            np.zeros((count, 3), np.int32) if training and param.mean_file else None,
-        )
-        return Job(made, indices, param, numbers, colours)
+        if training and training.side:
+            param = replace(param, crop_size=training.side(position))
+        if self._augment:
+            colours = order.draws(self._seed, positions, self._augment.numbers, order.Purpose.COLOUR)
+        if param.crop_size is None:  # all are as large as the first one
+            picture, _, draw = self._open(indices[0], position, numbers[0], param)
+            size = finished_size(draw, picture)
+        else:
+            size = param.crop_size, param.crop_size
+        cutout = np.zeros((count, 4), np.int32) if training and param.cutout_size else None
+        crop = np.zeros((count, 3), np.int32) if training and param.mean_file else None
+        return Job(replace(self._batch(positions, size), cutout=cutout, crop=crop), indices, param, numbers, colours)
+
+    def _batch(self, positions: NDArray[np.int64], size: tuple[int, int], crops: int = 1) -> Batch:
+        """Return an empty batch of images of `size`, (height, width)."""
+        images = self._buffers.array((crops * len(positions), *size, self._network.channels))
+        return Batch(images, np.empty(len(positions), np.int64), positions)
 
     def fill(self, job: Job, first: int, last: int) -> None:
         """Make these images of the batch. From any thread."""
         for n in range(first, last):
             self._make(job, n)
 
-    def _numbers(self, positions: NDArray[np.int64]) -> order.UInt64 | None:
-        needed = transform.numbers_needed(self._param)
-        return order.draws(self._seed, positions, needed) if self._training else None
+    def _numbers(self, positions: NDArray[np.int64]) -> Sequence[order.UInt64 | None]:
+        if self._training is None:
+            return [None] * len(positions)
+        return list(order.draws(self._seed, positions, transform.numbers_needed(self._param)))
 
     def _make(self, job: Job, n: int) -> None:
-
         made, out, i, position = job.made, job.made.images[n], job.indices[n], int(job.made.positions[n])
-        picture, label = self._open(i, position)
-        draw = self._draw(i, position, picture, _row(job.numbers, n), job.param)
+        picture, made.labels[n], draw = self._open(i, position, job.numbers[n], job.param)
         self._check_shape(i, position, finished_size(draw, picture), out.shape)
-        if job.colours is None or self._training is None or self._training.augment is None:
+        if self._augment is None or job.colours is None:
             self._pictures.finish(i, picture, draw, out)
         else:
             image = np.ascontiguousarray(self._pictures.finish(i, picture, draw))
-            out[...] = self._training.augment(image, job.colours[n])
-        made.labels[n] = label
+            out[...] = self._augment(image, job.colours[n])
         if made.cutout is not None and (cut := draw.cutout) is not None:
             made.cutout[n] = cut.top, cut.left, cut.height, cut.width
         if made.crop is not None:
             made.crop[n] = (*((draw.crop.top, draw.crop.left) if draw.crop is not None else (0, 0)), draw.mirror)
 
-    def _open(self, i: int, position: int) -> tuple[Picture, int]:
-        """Return record i's picture, after the user's function, and its label."""
+    def _open(self, i: int, position: int, numbers: order.UInt64 | None, param: Transform) -> tuple[Picture, int, Draw]:
+        """Return record i's picture, after the user's function, its label and its drawn transform."""
         picture, label = self._pictures.open(i)
         if self._python is not None:
             whole = self._pictures.decode(i, picture)
-            picture = DecodedPicture(self._python(whole, self._seed, position, lambda: self._pictures.name(i)))
-        return picture, label
-
-    def _draw(self, i: int, position: int, picture: Picture, numbers: order.UInt64 | None, param: Transform) -> Draw:
-        """Draw the transform of the picture that `_open` returned."""
+            picture = decoded(self._python(whole, self._seed, position, lambda: self._pictures.name(i)))
         try:
             self._pictures.require_mean(picture)
-            return transform.draw(param, numbers, picture.height, picture.width)
+            return picture, label, transform.draw(param, numbers, picture.height, picture.width)
         except DataError as error:
             hint = "return a larger image, or have `random_resize_param` enlarge it"
             raise self._misfit(i, position, error, hint) from None
 
     def _whole(self, i: int) -> tuple[Image, int]:
         """Return an evaluation's image i before it is cropped, and its label."""
-        picture, label = self._pictures.open(i)
-        draw = replace(self._draw(i, i, picture, None, self._param), crop=None)
-        return self._pictures.finish(i, picture, draw), label
+        picture, label, draw = self._open(i, i, None, self._param)
+        return self._pictures.finish(i, picture, replace(draw, crop=None)), label
 
     def _check_shape(self, i: int, position: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
         if shape[:2] != expected[:2]:
@@ -295,14 +291,8 @@ class Loader:
         if self._python is not None:
             whole = self._pictures.decode(i, self._pictures.open(i)[0])
             self._python.require_repeatable(whole, self._seed, i, lambda: self._pictures.name(i))
-        picture, _ = self._open(i, i)
-        numbers = self._numbers(np.array([i], np.int64))
-        draw = self._draw(i, i, picture, _row(numbers, 0), self._param)
+        picture, _, draw = self._open(i, i, self._numbers(np.array([i], np.int64))[0], self._param)
         return self._pictures.finish(i, picture, draw).shape[:2]
-
-
-def _row(numbers: order.UInt64 | None, n: int) -> order.UInt64 | None:
-    return None if numbers is None else numbers[n]
 
 
 def _counted(mistakes: list[DataError], looked_at: int) -> DataError:

@@ -1,25 +1,30 @@
-"""The loaders of a stage: its training images, and its evaluations' images, as training reads them and `data show` shows them."""
+"""The loaders of a stage: its training images, and its evaluations' images, as training reads them and `data show` shows them; and a trial of
+them before a run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.base.errors import DataError, UsageError
+from stagerun.base.errors import DataError, Problem, RecipeError, UsageError
 from stagerun.base.order import EveryRecord, Order, Sampled
-from stagerun.base.recipe import Sampling, Schedule, Solver, Stage, Transform
+from stagerun.base.recipe import Cache, Sampling, Schedule, Solver, Source, Stage, Transform
 from stagerun.base.text import count, first
 from stagerun.base.units import shares, weights_of
 from stagerun.base.wings import ignored_in
 from stagerun.data.datum import Image
 from stagerun.data.index import Index, printable
 from stagerun.data.jpeg import Rectangle
-from stagerun.data.loader import Augment, Job, Loader, LoaderOptions, NetworkInput, PythonTransform, Training
+from stagerun.data.loader import Augment, Job, Loader, LoaderOptions, NetworkInput, PythonTransform, Training, together
+from stagerun.data.pictures import Decoded, make_memory
 from stagerun.data.pixels import Draw, apply
-from stagerun.data.records import Records, spread
-from stagerun.data.stream import Batch
+from stagerun.data.records import LmdbSource, Records, spread
+from stagerun.language import require_folders
+from stagerun.language.rules.model import classes_problem
 from stagerun.schedule.image_size import at_largest, crop_size
+from stagerun.system.image_sets import is_there
 
 _DEFAULTS = LoaderOptions()
 
@@ -150,9 +155,9 @@ class RectangularLoader(Loader):
         if count < 1 or position + count > first + self._batch_size:
             raise ValueError(f"{count} images from {position} are not in one batch of {self._batch_size}")
         mean = float(self._ratios[first : first + self._batch_size].mean())
-        images = self._buffers.array((count, *crop_of(mean, self._side), self._network.channels))
         positions = np.arange(position, position + count, dtype=np.int64)
-        return Job(Batch(images, np.empty(count, np.int64), positions), self._by_shape[positions].tolist(), self._param)
+        made = self._batch(positions, crop_of(mean, self._side))
+        return Job(made, self._by_shape[positions].tolist(), self._param)
 
     def _make(self, job: Job, n: int) -> None:
         image, job.made.labels[n] = self._whole(job.indices[n])
@@ -184,10 +189,12 @@ def centre(image: Image, out: Image) -> None:
     than the mean of its batch."""
     height, width = out.shape[:2]
     top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
-    part = image[max(top, 0) : max(top, 0) + height, max(left, 0) : max(left, 0) + width]
+    down, right = max(top, 0), max(left, 0)
+    part = image[down : down + height, right : right + width]
     if part.shape != out.shape:
         out[...] = 0
-    out[max(-top, 0) : max(-top, 0) + part.shape[0], max(-left, 0) : max(-left, 0) + part.shape[1]] = part
+    down, right = max(-top, 0), max(-left, 0)
+    out[down : down + part.shape[0], right : right + part.shape[1]] = part
 
 
 def _ratios(name: str, index: Index) -> NDArray[np.float64]:
@@ -225,8 +232,7 @@ class CropLoader(Loader):
         """`images` is uint8[5 * count, crop_size, crop_size, channels]: the first crop of each image, then the second of
         each, and so on; labels and positions are int64[count]."""
         positions = np.arange(position, position + count, dtype=np.int64)
-        images = self._buffers.array((CROPS * count, self._side, self._side, self._network.channels))
-        return Job(Batch(images, np.empty(count, np.int64), positions), positions.tolist(), self._param)
+        return Job(self._batch(positions, (self._side, self._side), CROPS), positions.tolist(), self._param)
 
     def _make(self, job: Job, n: int) -> None:
         whole, job.made.labels[n] = self._whole(job.indices[n])
@@ -247,3 +253,101 @@ def five_crops(image: Image, side: int) -> NDArray[np.uint8]:
     bottom, right = height - side, width - side
     corners = [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]
     return np.stack([apply(image, Draw(crop=Rectangle(y, x, side, side))) for y, x in corners])
+
+
+# -- Checks of a schedule's images before a run: its LMDBs are opened, and some records of each are decoded.
+
+
+def preflight(schedule: Schedule) -> None:
+    """Check some records of each LMDB, and the folders that are not imported yet. DataError, RecipeError.
+
+    The workers check whether `cache: DEVICE` has room.
+    """
+    require_folders(schedule)
+    ready = [s for s in schedule.sources if s.path not in schedule.imports or is_there(schedule.imports[s.path])]
+    records = opened(schedule, ready)
+    kept = Cache.DISK if schedule.data.cache is Cache.DEVICE else schedule.data.cache
+    memory = cache(lambda path: make_memory(records[path], schedule.model.channels, kept))
+    require_usable(schedule, records, lambda stage: memory(stage.data.train.path))
+
+
+def opened(schedule: Schedule, sources: Iterable[Source] | None = None) -> dict[str, Records]:
+    """Open the LMDBs of these sources, or of all enabled stages; return them by the sources' paths. DataError, StorageError."""
+    wanted = schedule.sources if sources is None else sources
+    return {source.path: LmdbSource(schedule.lmdb(source), source.images) for source in wanted}
+
+
+def require_usable(
+    schedule: Schedule,
+    records: Mapping[str, Records],
+    memory: Callable[[Stage], Decoded | None],
+    python: Callable[[Stage], PythonTransform | None] | None = None,
+) -> None:
+    """Try some records of each LMDB, by path, as each stage would. RecipeError if only `num_classes` is wrong, else DataError with all
+    mistakes. `memory` keeps decoded training images. `python` returns a stage's imported function; without it, images that a function
+    changes are skipped."""
+    mistakes: list[DataError] = []
+    problems: dict[str, Problem] = {}  # by their messages
+    checked: list[tuple[object, ...]] = []  # hundreds of stages may have the same loaders
+    for stage in schedule.stages:
+        sources = stage.data.train, *stage.data.val
+        if not all(source.path in records for source in sources):
+            continue
+        train, *vals = [records[source.path] for source in sources]
+        seen, classes = stage, _classes([train, *vals])
+        if (problem := classes_problem(schedule, stage, *classes)) is not None:
+            problems.setdefault(problem.message, problem)
+            # The labels out of range need no other message.
+            seen = replace(stage, model=replace(stage.model, num_classes=len(classes[1])))
+        mistakes += filter(None, (_other_classes(train, val) for val in vals))
+        if (settings := _settings(seen)) in checked:
+            continue
+        if not stage.solver.transform.crop_size_ramp:  # it depends on more settings
+            checked.append(settings)
+        try:  # changes of colours, which need torch, fail for no image and are omitted
+            function = python(stage) if python is not None else None
+            if function is not None or not stage.solver.transform.python:
+                options = LoaderOptions(memory=memory(stage))
+                loader = training_loader(train, schedule, seen, python=function, options=options)
+                mistakes += loader.mistakes()
+        except DataError as error:
+            mistakes.append(error)
+        for val, source in zip(vals, stage.data.val, strict=True):
+            try:
+                mistakes += evaluation_loader(val, seen, numbered=source.labels is not None).mistakes()
+            except DataError as error:
+                mistakes.append(error)
+    if problems and not mistakes:
+        raise RecipeError(list(problems.values()))
+    mistakes[:0] = [DataError(replace(problem, hint="").render(), problem.hint) for problem in problems.values()]
+    if mistakes:
+        raise together(mistakes)
+
+
+def _settings(stage: Stage) -> tuple[object, ...]:
+    """Return all settings of a stage's loaders, except for the progress of a ramp."""
+    solver = stage.solver
+    transforms = solver.transform, solver.test_transform, solver.test_batch_size
+    drawn = solver.random_seed, solver.sampling
+    return stage.data, stage.model, *transforms, *drawn, ignored_in(stage)
+
+
+def _classes(records: Iterable[Records]) -> tuple[str, tuple[str, ...]]:
+    """Return (name, classes) of the LMDB that names most classes."""
+    named = [(r.name, r.index.facts.classes if r.index else ()) for r in records]
+    return max(named, key=lambda pair: len(pair[1]))
+
+
+def _other_classes(train: Records, val: Records) -> DataError | None:
+    """Return an error if the side files name different classes for one label: accuracy would be wrong."""
+    if train.index is None or val.index is None:
+        return None
+    pairs = zip(train.index.facts.classes, val.index.facts.classes, strict=False)
+    for label, (trained, tested) in enumerate(pairs):
+        if trained != tested:
+            return DataError(
+                f"label {label} is `{trained}` in {train.name}, and `{tested}` in {val.name}",
+                "labels count the class folders in the order of their names: import both from the same folders, or from lists "
+                "that state the labels",
+            )
+    return None

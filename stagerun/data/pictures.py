@@ -9,7 +9,7 @@ from stagerun.base.errors import DataError
 from stagerun.base.recipe import Cache, InterpMode, Transform
 from stagerun.base.text import size as size_text
 from stagerun.data import datum, jpeg, pixels
-from stagerun.data.datum import DecodedPicture, Image, Picture, wrong_label
+from stagerun.data.datum import Image, Picture, decoded
 from stagerun.data.index import printable
 from stagerun.data.jpeg import Rectangle
 from stagerun.data.pixels import Draw
@@ -166,11 +166,11 @@ class Pictures:
             label = i if network.numbered else int(memory.labels[i])
             if not network.numbered and label != network.ignored:  # the stage that put it here may have ignored it
                 self._check(i, label)
-            return DecodedPicture(memory.images[i]), label
+            return decoded(memory.images[i]), label
         record = self._records.read(i, self._hand.room)
         try:
             fields = datum.parse(record)
-            picture: Picture = datum.picture_of(fields, network.channels, self._hand.decoder)
+            picture = datum.picture_of(fields, network.channels, self._hand.decoder)
         except DataError as error:
             raise self._placed(i, error) from None
         label = i if network.numbered else fields.label
@@ -180,7 +180,7 @@ class Pictures:
         if memory is not None and memory.fits(picture) and (self._keeps_jpegs or not picture.reducible):
             image = self.decode(i, picture)
             memory.keep(i, image, label, jpeg=picture.reducible)
-            picture = DecodedPicture(image)
+            picture = decoded(image)
         return picture, label
 
     def require_mean(self, picture: Picture) -> None:
@@ -205,15 +205,21 @@ class Pictures:
 
     def _check(self, i: int, label: int, several: bool = False) -> None:
         """Raise DataError for a label that training can't use."""
-        error = wrong_label(label, self._network.num_classes)
+        classes = self._network.num_classes
         if several:
-            error = DataError(
-                "the label is -1, below 0, or the Datum has several labels, or none, in float_data",
-                'one label alone counts from 0; for several write `labels: "float_data"` next to `source`',
+            text = "the label is -1, below 0, or the Datum has several labels, or none, in float_data"
+            hint = 'one label alone counts from 0; for several write `labels: "float_data"` next to `source`'
+        elif label < 0:
+            text, hint = (
+                f"the label is {label}, below 0",
+                "labels count from 0; make the LMDB again with labels that do",
             )
-
-        if error is not None:
-            raise self._placed(i, error)
+        elif label >= classes:
+            text = f"the label is {label}, but num_classes is {classes}: labels go from 0 to {classes - 1}"
+            hint = "change `num_classes` of the network, or make the LMDB with labels that count from 0"
+        else:
+            return
+        raise self._placed(i, DataError(text, hint))
 
     def decode(self, i: int, picture: Picture, part: Rectangle | None = None, shrunk: int = 1) -> Image:
         """Decode record i's picture, by default the whole at its full size."""

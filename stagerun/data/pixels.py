@@ -79,8 +79,7 @@ def shrink(draw: Draw, height: int, width: int) -> int:
 
 def apply(image: Image, draw: Draw) -> Image:
     """Transform uint8[height, width, channels]; the result may be a view of the image."""
-    part = region(draw)
-    return finish(cut(image, part) if part else image, draw)
+    return finish(cut(image, region(draw)), draw)
 
 
 def finish(image: Image, draw: Draw, out: Image | None = None, shrunk: int = 1) -> Image:
@@ -93,8 +92,11 @@ def finish(image: Image, draw: Draw, out: Image | None = None, shrunk: int = 1) 
     if part is not None and image.shape[:2] != (part.height // shrunk, part.width // shrunk):
         raise ValueError(f"an image of {image.shape} is not {part} at 1/{shrunk}")
     if draw.pad:
-        image = _pad(image, draw.pad, draw.pad_mode)
-        image = cut(image, draw.part) if draw.part else image
+        pad, (height, width, channels) = draw.pad, image.shape
+        padded = np.empty((height + 2 * pad, width + 2 * pad, channels), np.uint8)
+        border = cv2.BORDER_REFLECT_101 if draw.pad_mode is PadMode.REFLECT else cv2.BORDER_CONSTANT  # of zeros
+        cv2.copyMakeBorder(image, pad, pad, pad, pad, border, dst=padded)
+        image = cut(padded, draw.part)
     crop = draw.crop if draw.crop is not part else None
     if draw.size is not None:
         if crop == Rectangle(0, 0, *draw.size):
@@ -104,8 +106,7 @@ def finish(image: Image, draw: Draw, out: Image | None = None, shrunk: int = 1) 
         image = _resize(image, draw.size, draw.interp_mode, to)
         if last:
             return image
-    if crop is not None:
-        image = cut(image, crop)
+    image = cut(image, crop)
     if out is None:
         return image[:, ::-1] if draw.mirror else image
     if out.shape != image.shape:
@@ -124,17 +125,6 @@ def _scratch(shape: tuple[int, ...]) -> Image:
         _thread.scratch = Scratch()
     image: Image = _thread.scratch.of(math.prod(shape)).reshape(shape)
     return image
-
-
-def _pad(image: Image, pad: int, mode: PadMode) -> Image:
-    height, width, channels = image.shape
-    if mode is PadMode.REFLECT:
-        padded = np.empty((height + 2 * pad, width + 2 * pad, channels), np.uint8)
-        cv2.copyMakeBorder(image, pad, pad, pad, pad, cv2.BORDER_REFLECT_101, dst=padded)
-    else:
-        padded = np.zeros((height + 2 * pad, width + 2 * pad, channels), np.uint8)
-        padded[pad : pad + height, pad : pad + width] = image
-    return padded
 
 
 def _resize(image: Image, size: tuple[int, int], mode: InterpMode, out: Image | None) -> Image:

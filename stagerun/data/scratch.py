@@ -26,16 +26,16 @@ from pathlib import Path
 
 from stagerun.base.errors import DataError, PermissionDenied, StorageError
 from stagerun.base.text import size
-from stagerun.data.write import CopyStopped, held, writing
+from stagerun.data.write import CopyStopped, Stop, held, writing
 from stagerun.system.files import private_folder, sync_folder, write_whole
-from stagerun.system.image_sets import SIDE_FILE
-from stagerun.system.imports import COPY, scratch_home
+from stagerun.system.image_sets import COPY, SIDE_FILE, scratch_home
 from stagerun.system.lmdb_file import BY_SCHEDULE, LmdbFile, reading
 from stagerun.system.typed import json_object, read_as
 
 BLOCK = 1 << 26
 DATA, JOURNAL, SUSPECT = "data.mdb", "blocks", "suspect"
 PARTIAL = ".partial"
+Report = Callable[[int], None]  # of bytes that were copied
 # Appended to the hints for errors of the scratch disk.
 OR_ELSE = "; or give another `scratch`, on a disk of the node itself"
 
@@ -93,18 +93,9 @@ def read_manifest(folder: Path) -> Manifest | None:
     return manifest if len(manifest.blocks) == -(-manifest.size // BLOCK) else None
 
 
-def file_size(folder: Path) -> int | None:
-    """Return the size of data.mdb; None if it is missing. OSError."""
-    try:
-        return (folder / DATA).lstat().st_size
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
 def free_bytes(home: Path) -> int:
     """Return the bytes that this user may still write to the disk. OSError."""
-    disk = os.statvfs(home)
-    return disk.f_bavail * disk.f_frsize
+    return shutil.disk_usage(home).free
 
 
 def _written(home: Path, name: str) -> int:
@@ -157,7 +148,7 @@ def stage(
     scratch: str,
     reserve: float,
     *,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Stop = lambda: False,
     watch: Callable[[Progress], None] = lambda progress: None,
 ) -> list[Copy]:
     """Return a complete copy of each LMDB below folder `scratch`; `reserve` gigabytes stay free on that disk.
@@ -171,12 +162,8 @@ def stage(
         home = home_of(scratch)
         wanted = {original.name: original for original in originals}
         total = sum(original.size for original in wanted.values())
-
-        def waiting() -> None:
-            watch(Progress(0, total, waiting=True))
-
         for name in sorted(wanted):  # all in the same order, so that no two jobs wait for each other
-            locks.enter_context(held(home / f"{name}.lock", stop, waiting))
+            locks.enter_context(held(home / f"{name}.lock", stop, lambda: watch(Progress(0, total, waiting=True))))
         todo = [original for original in wanted.values() if not _usable(home, original)]
         require_room(home, {original.name: original.size for original in todo}, reserve)
         done, needed, lock = 0, sum(original.size for original in todo), threading.Lock()
@@ -212,7 +199,8 @@ def _usable(home: Path, original: Original) -> bool:
     if manifest is None or manifest.size != original.size:
         shutil.rmtree(folder)  # a job that still reads its file keeps it
         return False
-    if file_size(folder) == original.size and not (folder / SUSPECT).exists():
+    data = folder / DATA
+    if data.is_file() and data.lstat().st_size == original.size and not (folder / SUSPECT).exists():
         return True
     # Each block is compared, and copied again if it is wrong: readers of this copy see the same bytes before and after.
     (folder / JOURNAL).write_text("".join(f"{n} {digest}\n" for n, digest in enumerate(manifest.blocks)))
@@ -221,7 +209,7 @@ def _usable(home: Path, original: Original) -> bool:
     return False
 
 
-def _make(home: Path, original: Original, report: Callable[[int], None], stop: Callable[[], bool]) -> int:
+def _make(home: Path, original: Original, report: Report, stop: Stop) -> int:
     """Return the number of bytes copied."""
     partial, folder = home / f"{original.name}{PARTIAL}", home / original.name
     try:
@@ -260,9 +248,7 @@ def _require_same(original: Original) -> None:
 class _Copying:
     """A copy made by several threads."""
 
-    def __init__(
-        self, original: Original, folder: Path, report: Callable[[int], None], stop: Callable[[], bool]
-    ) -> None:
+    def __init__(self, original: Original, folder: Path, report: Report, stop: Stop) -> None:
         self._original, self._folder, self._report, self._stop = original, folder, report, stop
         self._file = Path(original.path, DATA)
         self._errors: list[BaseException] = []

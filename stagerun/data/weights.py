@@ -19,10 +19,9 @@ from stagerun.base.weights import Kind, Place, is_caffes, place_of
 from stagerun.base.wings import ignored_in, require_wing
 from stagerun.store.disk import LocalDisk
 from stagerun.store.layout import snapshots_folder
-from stagerun.store.read import inspect, inventory, read_file
+from stagerun.store.read import inspect_folder, inventory, read_file
 from stagerun.system.files import mapped
-from stagerun.system.image_sets import with_sets
-from stagerun.system.imports import with_imports
+from stagerun.system.image_sets import with_imports, with_sets
 
 if TYPE_CHECKING:  # these need numpy, and `plan` does without
     import numpy as np
@@ -38,11 +37,10 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`path`: the file with the tensors. A snapshot has `ref` and its output folder `out`, too. `state`: a .solverstate that names the file,
-    and `held` its content."""
+    """`path`: the file with the tensors, in a snapshot `ref` if that is set. `state`: a .solverstate that names the file, and `held` its
+    content."""
 
     path: Path
-    out: Path | None = None
     ref: SnapshotRef | None = None
     state: Path | None = None
     held: "SolverState | None" = None
@@ -154,14 +152,14 @@ def _snapshot(weights: Weights, location: Place) -> Found:
         others = listing(list(dict.fromkeys(f"{ref.stage}@{ref.iter}" for ref in snapshots)), "and") or "none"
         raise UsageError(f"{out} has no snapshot of `{location.name}` at {moment}", f"its snapshots: {others}")
     ref = max(matches, key=lambda ref: (ref.attempt, ref.serial))
-    return Found(snapshots_folder(out) / ref.name / TENSORS, out, ref)
+    return Found(snapshots_folder(out) / ref.name / TENSORS, ref)
 
 
 def digest_of(found: Found) -> str:
     """Return the sha256 of the file with the tensors, from a snapshot's manifest. For a .solverstate: its iteration, its digest, and that.
     StorageError and the like; OSError."""
-    if found.ref is not None and found.out is not None:
-        return inspect(LocalDisk(), found.out, found.ref.name).files[TENSORS].sha256
+    if found.ref is not None:
+        return inspect_folder(LocalDisk(), found.path.parent).files[TENSORS].sha256
     if found.state is not None and found.held is not None:
         return f"{found.held.iter} {_digest(found.state)} {_digest(found.path)}"
     return _digest(found.path)
@@ -215,8 +213,8 @@ def _with_digests(stage: Stage) -> Stage:
 
 def data_of(found: Found, most: int, digest: str) -> bytes:
     """Read the tensors' file; verify a snapshot's. DataError unless it has the `digest` (`digest_of`; '' is any)."""
-    if found.ref is not None and found.out is not None:
-        data = read_file(LocalDisk(), snapshots_folder(found.out) / found.ref.name, TENSORS, most)[1]
+    if found.ref is not None:
+        data = read_file(LocalDisk(), found.path.parent, TENSORS, most)[1]
     else:
         try:
             data = found.path.read_bytes()

@@ -16,6 +16,9 @@ FIRST_MAP_SIZE = 1 << 26
 _PAUSE_S = 0.1  # between two attempts to lock: a wait inside the kernel would not hear a request to stop
 
 
+Stop = Callable[[], bool]  # returns whether to stop
+
+
 class CopyStopped(Exception):
     """A request to stop came before the copies were complete. The next job continues them."""
 
@@ -38,7 +41,7 @@ def writing(out: str, or_else: str = "") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def held(path: Path, stop: Callable[[], bool], waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+def held(path: Path, stop: Stop, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Wait for the lock and hold it; call `waiting` at each attempt. CopyStopped, OSError."""
     while True:
         with held_now(path) as locked:

@@ -4,7 +4,7 @@
 workers. A new launcher is a row of `system.world` and a case in `start.meet`.
 """
 
+# ruff: noqa: F401 (its imports are its names)
+
 from stagerun.launch.local import run_workers
 from stagerun.launch.stopping import GRACE_S, StopRequest, die_with_launcher, start_command
-
-__all__ = ["GRACE_S", "StopRequest", "die_with_launcher", "run_workers", "start_command"]

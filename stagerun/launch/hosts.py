@@ -129,12 +129,6 @@ def _is_here(host: Host) -> bool:
     return host.name in ("localhost", name, name.partition(".")[0])
 
 
-def passed_on() -> dict[str, str]:
-    """Return the environment variables that workers on other hosts inherit."""
-    names = [name for name in os.environ if name.startswith(_PASSED) or name in _PASSED_WHOLE]
-    return {name: os.environ[name] for name in names if name not in _NOT_PASSED}
-
-
 # Timeout of a host's greeting: its interpreter may come from a busy file server.
 _HELLO_S = 90.0
 # Added to --grace after a stop signal or another host's failure.
@@ -169,15 +163,6 @@ class _Connection:
         """Send a message in one short write, which a signal handler may make."""
         with suppress(OSError):  # a lost host shows at its streams
             os.write(self.process.stdin.fileno(), json_line(words))  # type: ignore[union-attr]
-
-    def shows(self, kind: str, line: str, first: bool) -> None:
-        """Print a worker's line; all but the first host's begin with the host's name."""
-        stream = sys.stdout if kind == "out" else sys.stderr
-        try:
-            stream.write(line if first else f"{self.name}: {line}")
-            stream.flush()
-        except OSError:  # the reader has gone; the run continues
-            to_nowhere(stream)
 
     @property
     def over(self) -> bool:
@@ -225,9 +210,11 @@ class _Launch:
         """Give each host its ranks. Return the ADDRESS:PORT where they meet: the first host's address on its route to the second, and a
         free port. PeerError with every missing host; RecipeError."""
         first, *others = self.all
+        names = [name for name in os.environ if name.startswith(_PASSED) or name in _PASSED_WHOLE]
+        environment = {name: os.environ[name] for name in names if name not in _NOT_PASSED}
+        peer = (others[0] if others else first).host.address
         for one in self.all:
-            peer = (others[0] if others else first).host.address
-            one.send(environment=passed_on(), most=most_workers(schedule), peer=peer)
+            one.send(environment=environment, most=most_workers(schedule), peer=peer)
         last = time.monotonic() + _HELLO_S
         while waiting := [one for one in self.all if one.hello is None and not one.lost]:
             if time.monotonic() > last:
@@ -306,8 +293,13 @@ class _Launch:
         before, mark, message = line.partition(MARK) if kind == "out" else (line, "", "")
         if one.hello is None:
             one.last_line = before.strip() or one.last_line
-        elif before:
-            one.shows(kind, before, one is self.all[0])
+        elif before:  # a worker's line; all but the first host's begin with the host's name
+            stream = sys.stdout if kind == "out" else sys.stderr
+            try:
+                stream.write(before if one is self.all[0] else f"{one.name}: {before}")
+                stream.flush()
+            except OSError:  # the reader has gone; the run continues
+                to_nowhere(stream)
         if mark:
             with suppress(ValueError):  # cut off: the end of the stream follows
                 if one.hello is None:

@@ -4,19 +4,16 @@ Each monitor sends its worker's record to rank 0's monitor, which judges and ans
 at once, and a link that was cut needs no new connection. A monitor that doesn't hear rank 0's judges alone.
 """
 
-import json
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
-
 from stagerun.base.errors import AGAIN
 from stagerun.base.text import duration, listed
 from stagerun.system.pulse import Beat, Limits, Section
-from stagerun.system.typed import json_line
+from stagerun.system.typed import decode, json_line
 
 # Between two polls of a monitor, and two of its datagrams; longer in a large job.
 TICK_S, RANKS_PER_TICK = 0.2, 100
@@ -240,8 +237,12 @@ class Peers:
         with suppress(OSError):  # no more datagrams, or the receiver of the last one is gone
             while True:
                 data, address = self.socket.recvfrom(LONGEST)  # type: ignore[union-attr]
-                word = _read(data, self._token)
-                if word is None:
+                word = None
+                with suppress(ValueError):
+                    word = decode(Word, data)
+                if (
+                    word is None or not self._token or word.token != self._token
+                ):  # a stranger's, or before the ranks have met
                     continue
                 rank = word.seen.rank
                 if self.rank == 0 and 0 < rank < self.size:
@@ -274,11 +275,3 @@ class Peers:
     def woke(self, now: float) -> None:
         """Reset the silences after this process, or the machine, was stopped."""
         self._heard = {rank: (now, seen) for rank, (_, seen) in self._heard.items()}
-
-
-def _read(data: bytes, token: str) -> Word | None:
-    """Return None for a stranger's datagram, or before the ranks have met."""
-    with suppress(ValueError, RecursionError):
-        word = msgspec.convert(json.loads(data), Word)
-        return word if token and word.token == token else None
-    return None

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from stagerun.base.errors import ExitCode
-from stagerun.launch.judge import LONGEST, Pace, Peers, Seen, Verdict, blame, judge, tick
+from stagerun.launch.judge import LONGEST, Pace, Peers, Seen, blame, judge, tick
 from stagerun.launch.stopping import remove_left_folder, report
 from stagerun.system import signals
 from stagerun.system.files import LineFile
@@ -173,12 +174,9 @@ class Monitor:
                 self._tell(news=text)
         else:
             self.verdict_at = self.verdict_at or now
-            if now > self.verdict_at + _STACKS_S or not self._stacks_missing(verdict):
+            reachable = [one for one in verdict.guilty if one.silence <= self.tick_s * 2 and not one.ended]
+            if now > self.verdict_at + _STACKS_S or all(one.stack is not None for one in reachable):
                 self._end(verdict.message(), record.rank in {one.rank for one in verdict.guilty})
-
-    def _stacks_missing(self, verdict: Verdict) -> bool:
-        """Return whether a reachable rank may still send its stack."""
-        return any(one.stack is None and not one.silence > self.tick_s * 2 and not one.ended for one in verdict.guilty)
 
     def _look(self, now: float) -> Seen:
         # A beat in the writing: keep the last one.
@@ -218,10 +216,8 @@ class Monitor:
         self._tell_others()
         late = now > self.ending_since + self.patience + _END_S
         if late or (not self.answered and now > self.ending_since + _ANSWER_S):
-            # Print before the kill, which may end all processes, as in a container. In a thread: the disk or the reader of stderr may hang.
-            speaking = threading.Thread(target=self._last_word, args=(late,), daemon=True)
-            speaking.start()
-            speaking.join(_LOG_S)
+            # Print before the kill, which may end all processes, as in a container.
+            briefly(self._last_word, late)
             kill(self.setup.pid)
             self.done = True
 
@@ -282,6 +278,13 @@ def kill(pid: int) -> None:
 def say(text: str) -> None:
     with suppress(OSError):
         os.write(2, (signals.erase_line(2) + text).encode())
+
+
+def briefly(do: Callable[..., None], *args: object) -> None:
+    """Call it in a thread, and wait for a moment: the disk, or the reader of stderr, may hang."""
+    thread = threading.Thread(target=do, args=args, daemon=True)
+    thread.start()
+    thread.join(_LOG_S)
 
 
 def log_failure(path: str, text: str) -> None:

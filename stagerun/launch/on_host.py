@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagerun.base.errors import ExitCode, StagerunError
-from stagerun.launch import addresses
 from stagerun.launch.local import Node, Orders, Outcome, Supervisor, supervised
 from stagerun.launch.options import usual_workers
+from stagerun.launch.start import by_default, free_port, interfaces, towards
 from stagerun.launch.stopping import Report
 from stagerun.system import signals
 from stagerun.system.typed import json_line
@@ -41,17 +41,17 @@ def main() -> None:
         os.dup2(nothing.fileno(), 0)  # the workers', too
     greeting = next(messages, None) or sys.exit(ExitCode.PEER)  # the launcher has ended
     os.environ.update(greeting["environment"])
-    here = addresses.interfaces()
+    here = interfaces()
     # The route to the other host, since this one's name may resolve to its loopback device; else, where only the launcher's ssh resolves
     # the other's name, the address that ssh connected to.
     came_by = os.environ.get("SSH_CONNECTION", "").split()[2:3]
-    device = addresses.towards(greeting["peer"], here) or (None if came_by else addresses.by_default(here))
+    device = towards(greeting["peer"], here) or (None if came_by else by_default(here))
     address = device.host if device is not None else "".join(came_by)
-    _say(Hello(usual_workers(greeting["most"]), address, addresses.free_port()))
+    _say(Hello(usual_workers(greeting["most"]), address, free_port()))
     start = next(messages, None) or sys.exit(ExitCode.PEER)
     node, orders = Node(**start["node"]), Orders(**start["orders"])
     address = node.endpoint.rpartition(":")[0]
-    device = addresses.towards(address, here)
+    device = towards(address, here)
     if device is not None or address.startswith("127."):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", device.name if device is not None else "lo")
     try:

@@ -5,19 +5,23 @@ number; the list of nodes of a Slurm step; under MPI, `mpi4py`, by which rank 0 
 """
 
 import importlib.util
+import ipaddress
 import os
+import socket
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
+
+import psutil
 
 from stagerun.base.errors import Diverged, ExitCode, PeerError, StagerunError, UsageError
 from stagerun.base.text import duration, listed
 from stagerun.command.ending import bug_report, of_surroundings, tell
-from stagerun.launch.addresses import by_default, free_port, interfaces, is_loopback, resolve, towards
 from stagerun.launch.local import Orders, run_workers
 from stagerun.launch.stopping import StopRequest, aside, die_with_launcher, mpi_launcher
 from stagerun.launch.watched import Monitored, monitored
@@ -25,6 +29,7 @@ from stagerun.system.host import host_name
 from stagerun.system.process import born
 from stagerun.system.world import (
     PLAIN,
+    Environment,
     World,
     default_threads,
     expand,
@@ -36,7 +41,6 @@ from stagerun.system.world import (
 
 # A worker's work; returns its exit code. The monitor is None where the orders have no limits.
 Job = Callable[[World, StopRequest, Monitored | None], int]
-__all__ = ["Job", "Orders", "joined", "start", "work"]
 
 
 def joined(nproc: int | None) -> bool:
@@ -126,7 +130,7 @@ class Meeting:
     interface: str = ""
 
 
-def meet(world: World, environment: Mapping[str, str] = os.environ, patience: float = PATIENCE_S) -> Meeting:
+def meet(world: World, environment: Environment = os.environ, patience: float = PATIENCE_S) -> Meeting:
     """Return where several workers meet. Collective under MPI. PeerError without a meeting point, or for a peer missing after `patience` s."""
     number = job_number(environment)
     if "MASTER_ADDR" in environment and ("MASTER_PORT" in environment or number):
@@ -159,7 +163,7 @@ def set_meeting(meeting: Meeting) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", meeting.interface)
 
 
-def job_number(environment: Mapping[str, str]) -> str:
+def job_number(environment: Environment) -> str:
     """Return what identifies this launch on all its ranks; '' without such a variable."""
     if "PMIX_NAMESPACE" in environment:
         return environment["PMIX_NAMESPACE"]
@@ -183,14 +187,14 @@ def _interface(address: str) -> str:
     return route.name if route is not None else ""
 
 
-def _from_environment(world: World, environment: Mapping[str, str], number: str) -> Meeting:
+def _from_environment(world: World, environment: Environment, number: str) -> Meeting:
     address, port = environment["MASTER_ADDR"], environment.get("MASTER_PORT") or str(port_of(number))
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise PeerError(f"MASTER_PORT must be a port number, 1 to 65535, not `{port}`")
     return Meeting(address, int(port), _interface(address) if world.local_size < world.size else "")
 
 
-def _of_nodes(names: str, number: str, environment: Mapping[str, str]) -> Meeting:
+def _of_nodes(names: str, number: str, environment: Environment) -> Meeting:
     """Meet at the first node of the step, which has rank 0."""
     first = environment.get("SLURM_NODEID", "0") == "0"
     try:
@@ -248,3 +252,71 @@ def _broadcast(text: str, size: int) -> str:
     MPI.COMM_WORLD.Bcast(data)  # bytes: no pickle crosses the network
     MPI.Finalize()
     return data.decode().rstrip()
+
+
+# -- IPv4 addresses of this host, and the interface of the route to another. Linux.
+
+# A port and a documentation address (RFC 5737); nothing is sent.
+_DISCARD, _ELSEWHERE = 9, "203.0.113.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    name: str
+    host: str  # its address
+
+
+def interfaces() -> list[Interface]:
+    """Return the interfaces that are up and have an address, without the loopback device and aliases."""
+    up = {name for _, name in socket.if_nameindex() if _is_up(name)}
+    first = [(name, addresses[0]) for name, addresses in psutil.net_if_addrs().items() if name in up]
+    return [
+        Interface(name, one.address)
+        for name, one in first
+        if one.family == socket.AF_INET and not is_loopback(one.address)
+    ]
+
+
+def _is_up(name: str) -> bool:
+    """Return the flag IFF_UP. psutil's `net_if_stats` asks for more, which some devices refuse. If /sys shows another namespace: True."""
+    with suppress(OSError, ValueError):
+        return bool(int(Path("/sys/class/net", name, "flags").read_text(), 16) & 1)
+    return True
+
+
+def resolve(host: str) -> str:
+    """Return a host's first address. OSError for a name that doesn't resolve."""
+    return str(socket.getaddrinfo(host, None, family=socket.AF_INET, type=socket.SOCK_STREAM)[0][4][0])
+
+
+def towards(host: str, here: list[Interface]) -> Interface | None:
+    """Return the interface that holds `host`'s address or routes to it; None for the loopback device, or without a route."""
+    try:
+        source = resolve(host)
+        if source not in {one.host for one in here}:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((source, _DISCARD))
+                source = probe.getsockname()[0]
+    except (OSError, UnicodeError):
+        return None
+    return next((one for one in here if one.host == source), None)
+
+
+def by_default(here: list[Interface]) -> Interface | None:
+    """Return the interface of the default route, or else the only one."""
+    return towards(_ELSEWHERE, here) or (here[0] if len(here) == 1 else None)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or address resolves to the loopback device."""
+    try:
+        return ipaddress.ip_address(resolve(host)).is_loopback
+    except OSError:
+        return False
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

@@ -189,8 +189,9 @@ class StopRequest:
 
     @staticmethod
     def _leave(number: signal.Signals, code: int) -> NoReturn:
-        rank = rank_said()
-        if requested_stop() is None and another_ended(rank):
+        rank, shared = rank_said(), folder()
+        ended = [file.stem for file in shared.glob("*.json")] if shared is not None else []
+        if requested_stop() is None and set(ended) - {str(rank)}:
             # The launcher ends this worker because another one ended, whose report says why.
             signals.end_at_once(ExitCode.PEER, "")
         reported = report(rank, code, nothing_started(code))
@@ -243,12 +244,6 @@ def reports(shared: Path, nproc: int, first: int = 0) -> list[Report]:
             data = json.loads((shared / f"{rank}.json").read_text())
             ended.append(Report(rank, data["code"], data["text"]))
     return ended
-
-
-def another_ended(rank: int) -> bool:
-    """Return whether another worker of this launch has written its report."""
-    shared = folder()
-    return shared is not None and any(file.stem != str(rank) for file in shared.glob("*.json"))
 
 
 def requested_stop() -> tuple[signal.Signals, float] | None:

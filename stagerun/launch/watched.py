@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from stagerun.base.errors import ExitCode, PeerError
 from stagerun.base.text import listed
 from stagerun.launch.judge import LONGEST
-from stagerun.launch.monitor import STACK_SIGNAL, Setup, log_failure
+from stagerun.launch.monitor import STACK_SIGNAL, Setup, briefly, log_failure
 from stagerun.launch.stopping import report
 from stagerun.system import signals
 from stagerun.system.process import program
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # Between the message and the end, so that the others hear of it from their monitors, not from a lost peer. Rank 0 stays longer: it sees the
 # others go, and saves.
 _STAY_S, _STAY_0_S = 0.5, 1.0
-_LOG_S = 1.0
+
 _LOOK_S = 0.05
 # A rank that lost its peers waits this long for its monitor to name them: a silent host counts after 2 s.
 _GONE_S = 2.5
@@ -173,10 +173,8 @@ class Monitored:
         end = time.monotonic() + patience
         while time.monotonic() < end and self._saves():
             time.sleep(_LOOK_S)
-        if self._log:  # in a thread: the disk may be what hangs
-            logging = threading.Thread(target=log_failure, args=(self._log, text), daemon=True)
-            logging.start()
-            logging.join(_LOG_S)
+        if self._log:
+            briefly(log_failure, self._log, text)
         os._exit(ExitCode.PEER)
 
     def _saves(self) -> bool:

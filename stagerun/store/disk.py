@@ -3,9 +3,10 @@
 import errno
 import hashlib
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -84,8 +85,7 @@ class LocalDisk:
 
     def free(self, path: Path) -> int:
         """Return the free bytes of the file system that holds the folder."""
-        status = os.statvfs(path)
-        return status.f_bavail * status.f_frsize
+        return shutil.disk_usage(path).free
 
 
 Disk = LocalDisk
@@ -94,21 +94,18 @@ Disk = LocalDisk
 @contextmanager
 def _opened(path: Path, limit: int) -> Iterator[tuple[int, int]]:
     """Open a regular file for reading: (descriptor, bytes). Raises as `Disk.read` does."""
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with ExitStack() as files:
         # O_NONBLOCK: opening a named pipe would wait for a writer. It means nothing for a regular file.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        folder = os.open(path.parent, flags | os.O_DIRECTORY)
+        files.callback(os.close, folder)
         fd = os.open(path.name, flags, dir_fd=folder)
-    finally:
-        os.close(folder)
-    try:
+        files.callback(os.close, fd)
         status = os.fstat(fd)
         _require_regular(status, path)
         if status.st_size > limit:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
         yield fd, status.st_size
-    finally:
-        os.close(fd)
 
 
 def _require_regular(status: os.stat_result, path: Path) -> None:

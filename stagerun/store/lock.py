@@ -111,25 +111,24 @@ class Lock:
         path = lock_file(self.out)
         with reporting("lock the output folder", path):
             try:
-                self._fd = open_lock(path)
+                self._fd = fd = open_lock(path)
             except PermissionError:
                 raise PermissionDenied(
                     f"can't lock the output folder in {path}: it belongs to another user",
                     "choose another folder with --out, or ask its owner for permission; `stagerun status` shows its run",
                 ) from None
-        _open.add(self)
-        try:
-            with reporting("lock the output folder", path):
-                if not self._take(self._fd):
+            _open.add(self)
+            try:
+                if not self._take(fd):
                     return self.release()
                 # The lock file is never deleted: a process that opened it before would hold a lock on a file without a name.
-                os.ftruncate(self._fd, 0)
+                os.ftruncate(fd, 0)
                 myself = f"process {os.getpid()} on {host_name()}, since {now_text()}\n"
-                os.pwrite(self._fd, myself.encode(), 0)
+                os.pwrite(fd, myself.encode(), 0)
                 self._writer = os.getpid()
-        except BaseException:
-            self.release()
-            raise
+            except BaseException:
+                self.release()
+                raise
 
     def _take(self, fd: int) -> bool:
         """Take the lock; return False if the file system has no locks. FolderInUseError, OSError."""

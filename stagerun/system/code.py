@@ -27,6 +27,7 @@ from stagerun.base.code import Code, Sources
 from stagerun.base.errors import ExitCode, StagerunError, UsageError, nearest
 
 T = TypeVar("T")
+Function = Callable[..., Any]  # of the user
 
 # Seconds until a message about slow user code; and for remaining threads and processes at the end.
 _PATIENCE_S = 30.0
@@ -35,12 +36,12 @@ _LAST_PATIENCE_S = 5.0
 _OWN_THREADS = ("snapshot", "feed", "images", "writer")
 
 
-def function_of(code: Code, sources: Sources) -> Callable[..., Any]:
+def function_of(code: Code, sources: Sources) -> Function:
     """Import the function that `code` names from its file in `sources`, or from an installed package. UsageError."""
     with _lock:
         _local.use(sources)
     module = _guarded(code, sources, None, import_module, code.module)
-    function: Callable[..., Any] | None = getattr(module, code.function, None)
+    function: Function | None = getattr(module, code.function, None)
     if not callable(function):
         problem = f"it has no function `{code.function}`"
         if function is not None:
@@ -98,7 +99,7 @@ def end_soon(code: int) -> None:
     threading.Thread(target=end, daemon=True).start()
 
 
-def parameters_of(function: Callable[..., Any]) -> tuple[tuple[str, ...], bool]:
+def parameters_of(function: Function) -> tuple[tuple[str, ...], bool]:
     """Return the names of a function's parameters, and whether it takes others (`**named`)."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -108,7 +109,7 @@ def parameters_of(function: Callable[..., Any]) -> tuple[tuple[str, ...], bool]:
     return tuple(p.name for p in parameters if p.kind in named), any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-def refusal(code: Code, sources: Sources, function: Callable[..., Any] | None, message: str, hint: str) -> UsageError:
+def refusal(code: Code, sources: Sources, function: Function | None, message: str, hint: str) -> UsageError:
     """Return an error about a value that a function of the user returned, at the function's line."""
     file, line = _defined(function, sources) if function is not None else ("", 0)
     return UsageError(_placed(file or _file_of(code, sources), line, message, sources), hint)
@@ -214,7 +215,7 @@ _local = _Local()
 
 
 def _guarded(
-    code: Code, sources: Sources, owner: Callable[..., Any] | None, function: Callable[..., T], *args: Any, **named: Any
+    code: Code, sources: Sources, owner: Function | None, function: Callable[..., T], *args: Any, **named: Any
 ) -> T:
     worker = os.getpid()
     try:
@@ -229,17 +230,17 @@ def _guarded(
             os._exit(int(ExitCode.RECIPE))
 
 
-def explained(
-    error: BaseException, code: Code, sources: Sources, owner: Callable[..., Any] | None = None
-) -> UsageError:
+def explained(error: BaseException, code: Code, sources: Sources, owner: Function | None = None) -> UsageError:
     """Return `mynet.py:12: NameError: ...` with the line and perhaps a hint, for an error of the user's code, at the innermost line of the
     user's files, or else at the function `owner`."""
-    file, line = _line_of(error, code, sources)
-    if not file and owner is not None:
-        file, line = _defined(owner, sources)
+    file, line = _innermost(reversed(list(traceback.walk_tb(error.__traceback__))), code, sources)
     what = f"{type(error).__name__}: {error}".rstrip(": ") if str(error) else type(error).__name__
     if isinstance(error, SyntaxError):
         what = f"this is not Python: {error.msg}"
+        if error.filename and (shown := _shown(error.filename, code, sources)):
+            file, line = shown, error.lineno or 1
+    if not file and owner is not None:
+        file, line = _defined(owner, sources)
     return UsageError(_placed(file or _file_of(code, sources), line, what, sources), _hint(error, code, owner))
 
 
@@ -271,14 +272,7 @@ def _innermost(frames: Iterable[tuple[FrameType, int]], code: Code, sources: Sou
     return next((one for one in lines if one[0]), ("", 0))
 
 
-def _line_of(error: BaseException, code: Code, sources: Sources) -> tuple[str, int]:
-    """Return the innermost line of the user's code in an error's traceback; ('', 0) without one."""
-    if isinstance(error, SyntaxError) and error.filename and (file := _shown(error.filename, code, sources)):
-        return file, error.lineno or 1
-    return _innermost(reversed(list(traceback.walk_tb(error.__traceback__))), code, sources)
-
-
-def _defined(owner: Callable[..., Any], sources: Sources) -> tuple[str, int]:
+def _defined(owner: Function, sources: Sources) -> tuple[str, int]:
     with suppress(TypeError, OSError):
         function = inspect.unwrap(owner)
         target = function.__init__ if inspect.isclass(function) else function  # type: ignore[misc]
@@ -287,7 +281,7 @@ def _defined(owner: Callable[..., Any], sources: Sources) -> tuple[str, int]:
     return "", 0
 
 
-def _hint(error: BaseException, code: Code, owner: Callable[..., Any] | None) -> str:
+def _hint(error: BaseException, code: Code, owner: Function | None) -> str:
     text = str(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
         return (

@@ -228,10 +228,9 @@ def mounted(path: Path, mounts: Iterable[tuple[str, str]] | None = None) -> str:
         except OSError:  # no Linux, or a box that hides it
             return ""
     real = os.path.realpath(path)
-    above = [(len(at), kind) for at, kind in mounts if real == at or real.startswith(at.rstrip("/") + "/")]
-    deepest = max((depth for depth, _ in above), default=0)
     # A later mount covers an earlier one at the same point.
-    return next((kind for depth, kind in reversed(above) if depth == deepest), "")
+    above = [(len(at), n, kind) for n, (at, kind) in enumerate(mounts) if f"{real}/".startswith(at.rstrip("/") + "/")]
+    return max(above, default=(0, 0, ""))[2]
 
 
 def mapped(path: Path) -> memoryview:

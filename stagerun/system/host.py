@@ -161,21 +161,13 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def processor() -> tuple[str, tuple[str, ...]]:
-    """Return the first processor's model, and its flags of _FLAGS."""
-    info = _cpuinfo()
-    flags = set(info.get("flags", info.get("Features", "")).split())
-    return info.get("model name") or info.get("Hardware") or platform.machine(), tuple(f for f in _FLAGS if f in flags)
-
-
-def _cpuinfo() -> dict[str, str]:
-    return pairs(lines(Path("/proc/cpuinfo")))
-
-
 def arithmetic() -> dict[str, str]:
     """Return what selects the kernels of torch's libraries: the processor (for MKL with vendor and model), its flags, and environment variables;
     "unknown" if unreadable."""
-    info, (model, flags) = _cpuinfo(), processor()
+    info = pairs(lines(Path("/proc/cpuinfo")))  # the first processor counts
+    model = info.get("model name") or info.get("Hardware") or platform.machine()
+    all_flags = info.get("flags", info.get("Features", "")).split()
+    flags = [flag for flag in _FLAGS if flag in all_flags]
     names = (("vendor_id", "CPU implementer"), ("cpu family", "CPU architecture"), ("model", "CPU part"))
     number = "/".join(next((info[name] for name in pair if name in info), "?") for pair in names)
     return {
@@ -220,20 +212,16 @@ def shares(nodes: Mapping[int, Sequence[Core]], workers: int) -> list[tuple[int,
     >>> shares({0: [(0,), (1,), (2,)]}, 2)
     [(0, [0]), (0, [1, 2])]
     """
-    numbers = list(nodes)
-    of_node: dict[int, list[int]] = {}
-    for worker in range(workers):
-        of_node.setdefault(numbers[worker * len(numbers) // workers], []).append(worker)
     dealt: list[tuple[int, list[int]]] = []
-    for node, its in of_node.items():
-        cores = nodes[node]
-        if len(cores) < len(its):
+    for number, (node, cores) in enumerate(nodes.items()):
+        its = sum(worker * len(nodes) // workers == number for worker in range(workers))
+        if len(cores) < its:
             raise UsageError(
-                f"--bind numa: {len(its)} workers for the {count(len(cores), 'core')} of NUMA node {node}",
+                f"--bind numa: {its} workers for the {count(len(cores), 'core')} of NUMA node {node}",
                 "take fewer workers, or --bind none",
             )
-        for index in range(len(its)):
-            part = cores[index * len(cores) // len(its) : (index + 1) * len(cores) // len(its)]
+        for index in range(its):
+            part = cores[index * len(cores) // its : (index + 1) * len(cores) // its]
             dealt.append((node, sorted(cpu for core in part for cpu in core)))
     return dealt
 

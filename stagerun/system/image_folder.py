@@ -166,11 +166,8 @@ def _each(root: str, folders: Sequence[str]) -> str:
 
 def files_below(root: str, folder: str) -> Iterator[str]:
     """Yield POSIX paths relative to root of all visible files. OSError for an unreadable folder."""
-    for path in sorted(_folders(root, folder, ())):
-        entries = os.scandir(os.path.join(root, path))
-        yield from (
-            f"{path}/{name}" for name in sorted(e.name for e in entries if e.name[0] != "." and not is_folder(e))
-        )
+    for path, names in sorted(_folders(root, folder, ())):
+        yield from (f"{path}/{name}" for name in sorted(names))
 
 
 def is_folder(entry: "os.DirEntry[str]") -> bool:
@@ -184,16 +181,21 @@ def is_folder(entry: "os.DirEntry[str]") -> bool:
         raise
 
 
-def _folders(root: str, folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
-    """Yield the folder and all below it; `above`: its ancestors, by device and inode, to which a link would be a loop."""
+def _folders(root: str, folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the folder and all below it, each with the names of its files; `above`: its ancestors, by device and inode, to which a link would
+    be a loop."""
     status = os.stat(os.path.join(root, folder))
-    here = (status.st_dev, status.st_ino)
+    here, files = (status.st_dev, status.st_ino), []
     if here in above:
         return
-    yield folder
     for entry in os.scandir(os.path.join(root, folder)):
-        if entry.name[0] != "." and is_folder(entry):
+        if entry.name[0] == ".":
+            continue
+        if is_folder(entry):
             yield from _folders(root, f"{folder}/{entry.name}", (*above, here))
+        else:
+            files.append(entry.name)
+    yield folder, files
 
 
 def can_not_open(path: str, error: OSError) -> NoReturn:

@@ -1,7 +1,9 @@
-"""The set of images in an LMDB of any size, by a few reads: of its side file, else of a sample. Without numpy, for `plan`."""
+"""The set of images in an LMDB of any size, by a few reads: of its side file, else of a sample; and the LMDBs that class folders are imported
+to. Without numpy, for `plan`."""
 
 import hashlib
 import json
+import os
 import re
 from array import array
 from collections import Counter
@@ -12,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagerun.base.errors import StagerunError
-from stagerun.system.image_folder import class_folders, is_class_folder
+from stagerun.base.recipe import Import
+from stagerun.system.image_folder import Listed, class_folders, is_class_folder, seen, small
 from stagerun.system.lmdb_file import BY_SCHEDULE, LmdbFile, reading
 
 if TYPE_CHECKING:
@@ -64,22 +67,11 @@ def class_names(folder: str) -> tuple[str, ...]:
     return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
-def class_sizes(folder: str, classes: int, ignored: int | None = None) -> tuple[int, ...]:
-    """Return the number of records of each label 0 .. classes-1, by the side file; () if unknown, or with other labels. Records of the `ignored`
-    label don't count."""
-    facts, labels = known(folder, "labels")
-    counted: Counter[int | None] = Counter(*labels)
-    counted.pop(-1, None)  # records without one
-    counted.pop(ignored, None)
-    usable = facts and all(label is not None and 0 <= label < classes for label in counted)
-    return tuple(counted[label] for label in range(classes)) if usable else ()
-
-
 # -- The set of images, as a short text that is compared between process lives.
 
 
 def with_sets(schedule: "Schedule", ignored: Callable[["Stage"], int | None]) -> "Schedule":
-    """Return the schedule with `set_of` its LMDBs on this machine (`recipe.Schedule.sets`), and `class_sizes` where a stage's sampling depends
+    """Return the schedule with `set_of` its LMDBs on this machine (`recipe.Schedule.sets`), and the sizes of classes where a stage's sampling depends
     on them. `ignored`: the label that a stage's training ignores."""
     texts = {source.path: _set_of_source(schedule, source) for source in schedule.sources}
     sampled = [stage for stage in schedule.stages if stage.solver.sampling.value != "UNIFORM"]
@@ -102,11 +94,20 @@ def _set_of_source(schedule: "Schedule", source: "Source") -> str:
 
 
 def _class_sizes(schedule: "Schedule", path: str, classes: int, ignored: int | None) -> tuple[int, ...]:
-    made = schedule.imports.get(path)
-    if made is None:
-        return class_sizes(path, classes, ignored)
-    counts = tuple(0 if label == ignored else size for label, size in enumerate(made.counts))
-    return counts + (0,) * (classes - len(counts)) if not any(counts[classes:]) else ()
+    """Return the number of records of each label 0 .. classes-1, by the import or the side file; () if unknown, or with other labels. Records
+    of the `ignored` label don't count."""
+    counted: Counter[int | None]
+    if (made := schedule.imports.get(path)) is not None:
+        counted = Counter(dict(enumerate(made.counts)))
+    else:
+        facts, labels = known(path, "labels")
+        if not facts:
+            return ()
+        counted = Counter(*labels)
+        del counted[-1]  # records without one
+    del counted[ignored]
+    sizes = tuple(counted[label] for label in range(classes))
+    return sizes if sum(sizes) == counted.total() else ()
 
 
 def set_of(folder: str) -> str:
@@ -160,3 +161,55 @@ def glance(folder: str) -> Glance:
         ends = hashlib.blake2b(lmdb.ends(), digest_size=16).hexdigest()
     fingerprint = str(known(folder)[0].get("fingerprint", ""))
     return Glance(records=lmdb.meta.entries, size=lmdb.size, fingerprint=fingerprint, ends=ends)
+
+
+# -- LMDBs that class folders named by `source` are imported to: below `scratch`, or OUT/data, named by the folder and its state.
+# `data.importing` makes them.
+
+FOLDER = "data"  # in OUT
+REPORT = "stagerun-import.txt"  # of an import, in its LMDB's folder
+COPY = "stagerun-copy.json"  # in scratch: identifies a finished or unfinished copy for `data.scratch`
+
+
+def scratch_home(scratch: str) -> Path:
+    """Return this user's folder in a `scratch` folder."""
+    return Path(scratch) / f"stagerun-{os.getuid()}"
+
+
+def with_imports(schedule: "Schedule", out: str | os.PathLike[str]) -> "Schedule":
+    """Return the schedule with an `Import` for each `source` of class folders on this machine, except for unusable ones, which
+    `language.look_at_folders` reports. Existing ones stay."""
+    imports: dict[str, Import] = {}
+    for source in schedule.sources:
+        if source.path not in schedule.imports and is_class_folder(source.path):
+            with suppress(StagerunError):
+                imports[source.path] = import_of(small(source.path), schedule.data.scratch, out)
+    return replace(schedule, imports={**schedule.imports, **imports}) if imports else schedule
+
+
+def import_of(images: Listed, scratch: str | None, out: str | os.PathLike[str]) -> Import:
+    """Return the import of these images into `scratch` or, without it, into the output folder `out`."""
+    state = seen(images)
+    real = os.path.realpath(images.root)
+    if scratch is not None:  # named like copies
+        named = hashlib.sha256(f"import\0{real}\0{state.state}".encode(errors="surrogateescape")).hexdigest()
+        lmdb = scratch_home(scratch) / named
+    else:
+        folder = hashlib.sha256(real.encode(errors="surrogateescape")).hexdigest()[:8]
+        parent = Path(os.path.abspath(out)) / FOLDER
+        parent = parent.resolve() if parent.is_symlink() else parent  # a stage of parallel training
+        lmdb = parent / f"{os.path.basename(real)}-{folder}-{state.state[:16]}"
+    return Import(
+        lmdb=str(lmdb),
+        in_scratch=scratch is not None,
+        classes=images.classes,
+        counts=images.counts,
+        files=state.files,
+        state=state.state,
+        bytes=state.bytes,
+    )
+
+
+def is_there(made: Import) -> bool:
+    """Return whether the import is complete: only then the folder gets its name."""
+    return os.path.exists(os.path.join(made.lmdb, "data.mdb"))

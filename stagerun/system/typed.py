@@ -4,7 +4,7 @@ An int is a count, from 0 to what 64 bits hold. A float is a finite number, at m
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -59,26 +59,24 @@ def read_as(kind: type[T], value: object) -> T:
 def decode(kind: type[T], text: bytes) -> T:
     """Return `read_as(kind, json_object(text))`, several times as fast."""
     try:
-        value: T = _decoder(kind).decode(text)
+        value: T = _decoder(kind).decode(text)  # type: ignore[arg-type]  # a class is hashable
     except (ValueError, RecursionError):  # only `json` reads half a surrogate pair, as in a path outside of UTF-8
         return read_as(kind, json_object(text))
     _check(value, "")
     return value
 
 
-def _make_decoder(kind: Any) -> Any:
+@cache
+def _decoder(kind: Any) -> Any:
     import msgspec
 
     return msgspec.json.Decoder(kind)
 
 
-def _list_fields(kind: Any) -> tuple[str, ...]:
+@cache
+def _field_names(kind: Any) -> tuple[str, ...]:
     """Return the names of a dataclass's fields; () for any other type."""
     return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
-
-
-_decoder: Callable[[Any], Any] = cache(_make_decoder)
-_field_names: Callable[[Any], tuple[str, ...]] = cache(_list_fields)
 
 
 def _check(value: Any, name: str) -> None:
@@ -92,7 +90,7 @@ def _check(value: Any, name: str) -> None:
             raise ValueError(f"{name}: {value} is out of range")
     elif value is None or kind is str or kind is bool:
         return
-    elif names := _field_names(kind):
+    elif names := _field_names(kind):  # type: ignore[arg-type]
         for field in names:
             part = getattr(value, field)
             if type(part) is not float or not -LARGEST <= part <= LARGEST:

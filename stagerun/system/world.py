@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from stagerun.base.errors import PeerError
 from stagerun.system.host import cpu_quota
 
+Environment = Mapping[str, str]
+
 # In the launcher's private folder: workers of one machine meet in this file.
 STORE_FILE = "store"
 
@@ -66,20 +68,20 @@ _LEAST_SHELL = 0xFFFFFFF0
 _NESTED = ("TORCHELASTIC_RUN_ID", "STAGERUN_REPORT_DIR")
 
 
-def launched(environment: Mapping[str, str] = os.environ) -> bool:
+def launched(environment: Environment = os.environ) -> bool:
     """Return whether a launcher started this process as one worker of several. RANK and WORLD_SIZE count even for one worker, as of torchrun;
     a step or mpirun of one process doesn't: the process may start workers."""
     return bool(started_by(environment))
 
 
-def started_by(environment: Mapping[str, str] = os.environ) -> str:
+def started_by(environment: Environment = os.environ) -> str:
     """Return the launcher's name; '' without one."""
     if launcher := _launcher(environment):
         return "torchrun" if launcher is PLAIN and "TORCHELASTIC_RUN_ID" in environment else launcher.name
     return ""
 
 
-def rank_said(environment: Mapping[str, str] = os.environ) -> int:
+def rank_said(environment: Environment = os.environ) -> int:
     """Return the rank before the environment is checked; 0 if unreadable."""
     launcher = _contradicting(environment) or _launcher(environment)
     rank = environment.get(launcher.rank, "0") if launcher else "0"
@@ -96,12 +98,12 @@ def default_threads(workers: int) -> int:
     return max(1, (processors if quota is None else min(processors, int(quota))) // workers)
 
 
-def relayed(environment: Mapping[str, str] = os.environ) -> bool:
+def relayed(environment: Environment = os.environ) -> bool:
     """Return whether an MPI launcher or srun relays the output of this process: some give it a terminal, and write that into a file."""
     return _native(environment) is not None
 
 
-def from_environment(environment: Mapping[str, str] = os.environ) -> World:
+def from_environment(environment: Environment = os.environ) -> World:
     """Read the launcher's variables: RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun sets them, or an MPI launcher's or srun's.
 
     LOCAL_RANK and LOCAL_WORLD_SIZE default to a job on one node. PeerError for contradicting variables.
@@ -125,7 +127,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> World:
     return World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, launcher=started_by(environment))
 
 
-def _launcher(environment: Mapping[str, str]) -> _Launcher | None:
+def _launcher(environment: Environment) -> _Launcher | None:
     if PLAIN.rank in environment and PLAIN.size in environment:
         return PLAIN
     native = _native(environment)
@@ -133,7 +135,7 @@ def _launcher(environment: Mapping[str, str]) -> _Launcher | None:
     return None if native is None or environment[native.size] == "1" else native
 
 
-def _native(environment: Mapping[str, str]) -> _Launcher | None:
+def _native(environment: Environment) -> _Launcher | None:
     """Return the launcher of this process, regardless of RANK and WORLD_SIZE."""
     step = environment.get("SLURM_STEP_ID", "")
     shell = step.isdecimal() and int(step) >= _LEAST_SHELL
@@ -144,7 +146,7 @@ def _native(environment: Mapping[str, str]) -> _Launcher | None:
     return None
 
 
-def _local(environment: Mapping[str, str], launcher: _Launcher, rank: int, size: int) -> tuple[int, int]:
+def _local(environment: Environment, launcher: _Launcher, rank: int, size: int) -> tuple[int, int]:
     """Return the rank on this node, and the number of ranks on it."""
     rank_name, size_name = (
         next((name for name in names if name in environment), "")
@@ -165,7 +167,7 @@ def _local(environment: Mapping[str, str], launcher: _Launcher, rank: int, size:
     return _number(environment, rank_name), _number(environment, size_name)
 
 
-def _of_this_node(environment: Mapping[str, str]) -> int:
+def _of_this_node(environment: Environment) -> int:
     """Return the tasks of the step on this node."""
     name = next((n for n in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") if n in environment), "")
     try:
@@ -177,7 +179,7 @@ def _of_this_node(environment: Mapping[str, str]) -> int:
         ) from error
 
 
-def _contradicting(environment: Mapping[str, str]) -> _Launcher | None:
+def _contradicting(environment: Environment) -> _Launcher | None:
     """Return the launcher that contradicts RANK and WORLD_SIZE, if these are the same for all processes: each would be the same worker. A size
     above the launcher's is allowed: a script may start several workers in each process."""
     native = _native(environment)
@@ -189,7 +191,7 @@ def _contradicting(environment: Mapping[str, str]) -> _Launcher | None:
     return None if size == of and environment[PLAIN.rank] == environment[native.rank] else native
 
 
-def _number(environment: Mapping[str, str], name: str) -> int:
+def _number(environment: Environment, name: str) -> int:
     value = environment.get(name, "")
     try:
         return int(value)

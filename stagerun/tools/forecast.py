@@ -24,7 +24,7 @@ from stagerun.plan.hours import Hours, Speed, hours_record, of_part, render_hour
 from stagerun.plan.rehearsal import snapshots_on_disk
 from stagerun.plan.render import csv_rows, render_json, render_text
 from stagerun.system.files import writing
-from stagerun.system.imports import is_there
+from stagerun.system.image_sets import is_there
 from stagerun.tools.check import missing_data, missing_weights, named_sources, weights_tables
 from stagerun.tools.lint import lint
 from stagerun.tools.output import plan_of

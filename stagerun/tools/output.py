@@ -16,7 +16,7 @@ from stagerun.language.stored import read_foreign
 from stagerun.logs.log_file import LOG, read_last_life
 from stagerun.plan import Plan, make_plan, under
 from stagerun.store.layout import MANIFEST, snapshots_folder
-from stagerun.system.imports import with_imports
+from stagerun.system.image_sets import with_imports
 from stagerun.train.keeper import ALL, Selection
 from stagerun.train.progress import MOST_RECIPE, RECIPE
 from stagerun.train.results import figures_file

@@ -28,7 +28,7 @@ from stagerun.logs.log_file import LOG, JsonLines
 from stagerun.plan import Plan, PlannedStage, State
 from stagerun.plan.counting import lineage
 from stagerun.store.read import borrow, give_back
-from stagerun.system import files, imports
+from stagerun.system import files, image_sets
 from stagerun.train.keeper import Keeper, run_started
 from stagerun.train.options import RunOptions
 
@@ -154,10 +154,10 @@ class _Run:
         with store.reporting("make a folder for a stage", folder):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / MARK).touch()
-            link = folder / imports.FOLDER
+            link = folder / image_sets.FOLDER
             if keeper.schedule.imports and not link.is_symlink():  # images are imported once for all stages
-                (keeper.out / imports.FOLDER).mkdir(exist_ok=True)
-                link.symlink_to(Path("..", "..", imports.FOLDER))
+                (keeper.out / image_sets.FOLDER).mkdir(exist_ok=True)
+                link.symlink_to(Path("..", "..", image_sets.FOLDER))
         borrow(keeper.out, folder, needed)
         words = arguments(
             replace(self.options, out=str(folder), only=(stage.name,), retry=True),

@@ -148,7 +148,7 @@ def _check_images(plan: Plan) -> None:
         text = f"warning: {listing(missing, 'and')}: not here; if the nodes lack them too, the job ends with 65"
         click.echo(text, err=True)
         return
-    from stagerun.data.preflight import preflight  # and with it numpy
+    from stagerun.data.loaders import preflight  # and with it numpy
 
     preflight(plan.schedule)
 

@@ -46,7 +46,7 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
     check_workers(schedule, size)
     require_weights(plan)
     with signals.held():
-        from stagerun.data.preflight import preflight
+        from stagerun.data.loaders import preflight
 
     preflight(schedule)
     say_plan(plan, out, options)

@@ -9,9 +9,8 @@ from stagerun.base.recipe import Cache, Schedule, Source, Stage, Transform
 from stagerun.base.wings import ignored_in
 from stagerun.comm import Comm
 from stagerun.data.loader import Loader, LoaderOptions, PythonTransform
-from stagerun.data.loaders import evaluation_loader, evenly, network_input, training_loader
+from stagerun.data.loaders import evaluation_loader, evenly, network_input, opened, require_usable, training_loader
 from stagerun.data.pictures import Decoded, make_memory
-from stagerun.data.preflight import opened, require_usable
 from stagerun.data.records import Records
 from stagerun.engine import augment, images
 from stagerun.system.world import World

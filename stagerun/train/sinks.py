@@ -11,7 +11,7 @@ from stagerun.logs.console import Console
 from stagerun.logs.log_file import LOG, JsonLines
 from stagerun.logs.table import Opened, Sink, all_logs
 from stagerun.system.files import require_writable
-from stagerun.system.imports import with_imports
+from stagerun.system.image_sets import with_imports
 from stagerun.system.pulse import Section
 from stagerun.train import results
 from stagerun.train.agreement import rank0

@@ -15,8 +15,7 @@ from stagerun.base.recipe import Import
 from stagerun.data.importing import have, remove_others
 from stagerun.language import load
 from stagerun.system import image_folder
-from stagerun.system.image_sets import with_sets
-from stagerun.system.imports import is_there
+from stagerun.system.image_sets import is_there, with_sets
 from stagerun.train.compare import what_is_read
 
 SCHEDULE = """

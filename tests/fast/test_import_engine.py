@@ -18,7 +18,7 @@ from stagerun.data.importing import engine
 from stagerun.data.importing.engine import Job, Made, Result, run
 from stagerun.data.importing.partial import Note, Seen
 from stagerun.data.index import look, parse
-from stagerun.system.imports import REPORT
+from stagerun.system.image_sets import REPORT
 
 Content = tuple[dict[bytes, bytes], bytes, bytes]
 # Runs of those left out lie at the start, at commits, and at the end.

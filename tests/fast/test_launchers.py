@@ -9,9 +9,8 @@ import pytest
 from facade import PeerError, UsageError, World
 
 from stagerun.launch import start
-from stagerun.launch.addresses import Interface, by_default
 from stagerun.launch.options import read_hosts
-from stagerun.launch.start import job_number, meet, port_of
+from stagerun.launch.start import Interface, by_default, job_number, meet, port_of
 from stagerun.system.world import expand, from_environment, launched, per_node, rank_said, relayed, started_by
 
 Environment = dict[str, str]

@@ -23,16 +23,14 @@ from stagerun.data.importing.engine import Job, Unusable, run
 from stagerun.data.importing.images import PlainImport, folder_files
 from stagerun.data.importing.partial import Partial
 from stagerun.data.scratch import OR_ELSE, Progress, home_of, require_room
-from stagerun.data.write import CopyStopped, held, writing
+from stagerun.data.write import CopyStopped, Stop, held, writing
 from stagerun.system.image_folder import seen, small
-from stagerun.system.imports import REPORT, is_there
+from stagerun.system.image_sets import REPORT, is_there
 
 Watch = Callable[[Progress], None]
 
 
-def have(
-    folder: str, made: Import, data: Data, stop: Callable[[], bool], watch: Watch = lambda progress: None
-) -> tuple[str, ...]:
+def have(folder: str, made: Import, data: Data, stop: Stop, watch: Watch = lambda progress: None) -> tuple[str, ...]:
     """Import the images of `folder` unless that is done, and return messages for the user. Any number of processes may call it at once.
 
     CopyStopped after `stop`; DataError with all unusable images, or if the folder changes meanwhile; StorageError, PermissionDenied.
@@ -58,7 +56,7 @@ def have(
         return messages
 
 
-def _import(folder: str, made: Import, stop: Callable[[], bool], watch: Watch) -> tuple[str, ...]:
+def _import(folder: str, made: Import, stop: Stop, watch: Watch) -> tuple[str, ...]:
     target, messages = Path(made.lmdb), list[str]()
     _require_same(folder, made)
     work = PlainImport(folder_files(small(folder)), folder)

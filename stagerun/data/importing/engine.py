@@ -5,10 +5,10 @@ the same records at the same offsets, and the same side file, for any number of 
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -21,7 +21,7 @@ from stagerun.data.importing.partial import Note, Partial, Seen, left_out_of, li
 from stagerun.data.index import LEFT_OUT, Look, Statistics, digest_of, index_of, save
 from stagerun.data.records import LmdbSource
 from stagerun.data.write import commit, writing
-from stagerun.system.imports import REPORT
+from stagerun.system.image_sets import REPORT
 from stagerun.system.lmdb_file import check_file
 
 T = TypeVar("T")
@@ -165,7 +165,11 @@ def _walk(work: Work, partial: Partial, seen: Seen, begun: int, job: Job) -> boo
         closing(in_order(with_row, begun, total, job.threads)) as made,
     ):
         # One chunk is committed while the next one is made.
-        chunk, committing, bad = _Chunk(begun), writer.submit(lambda: None), 0
+        chunk: list[tuple[Made, bytes]] = []
+        records = size = bad = (
+            0  # stored ones of the chunk: images left out at its end may be counted before it or after it
+        )
+        committing = writer.submit(lambda: None)
         job.progress(begun, total)
         for at in range(begun, total):
             if job.stop():
@@ -173,19 +177,21 @@ def _walk(work: Work, partial: Partial, seen: Seen, begun: int, job: Job) -> boo
                 committing.result()
                 return False
             item, row = next(made)
-            chunk.add(item, row)
+            chunk.append((item, row))
+            if item.record is not None:
+                records, size = records + 1, size + len(item.record)
             bad += sum(note.bad for note in item.notes)
             if bad > job.max_bad + _HOPELESS:
                 committing.result()
                 text = f"{bad} of {count(at + 1, 'image')} can't be used; {job.max_bad} at most are allowed (--max-bad)"
                 raise Unusable(text, "is this the right source?")
-            if chunk.is_full():
+            if records >= RECORDS_PER_COMMIT or size >= BYTES_PER_COMMIT:
                 committing.result()
-                committing = writer.submit(_commit, env, seen, chunk)
-                chunk = _Chunk(at + 1)
+                committing = writer.submit(_commit, env, seen, at + 1, chunk)
+                chunk, records, size = [], 0, 0
             job.progress(at + 1, total)
         committing.result()
-        _commit(env, seen, chunk)
+        _commit(env, seen, total, chunk)
     return True
 
 
@@ -208,30 +214,11 @@ def in_order(make: Callable[[int], T], first: int, last: int, threads: int) -> G
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-@dataclass(slots=True)
-class _Chunk:
-    """The results of one commit, from position `first`, with their rows."""
-
-    first: int
-    made: list[tuple[Made, bytes]] = field(default_factory=list)
-    records: int = 0
-    size: int = 0
-
-    def add(self, made: Made, row: bytes) -> None:
-        self.made.append((made, row))
-        if made.record is not None:
-            self.records += 1
-            self.size += len(made.record)
-
-    def is_full(self) -> bool:
-        # Counts only stored records: images left out at the end of a commit may be counted before it or after it.
-        return self.records >= RECORDS_PER_COMMIT or self.size >= BYTES_PER_COMMIT
-
-
-def _commit(env: lmdb.Environment, seen: Seen, chunk: _Chunk) -> None:
-    seen.write(chunk.first, [(row, made.notes) for made, row in chunk.made])
-    if chunk.records:  # an empty commit would add a transaction
-        commit(env, [(made.key, made.record) for made, _ in chunk.made if made.record is not None])
+def _commit(env: lmdb.Environment, seen: Seen, end: int, chunk: Sequence[tuple[Made, bytes]]) -> None:
+    """Commit the results of the positions before `end`, with their rows."""
+    seen.write(end - len(chunk), [(row, made.notes) for made, row in chunk])
+    if records := [(made.key, made.record) for made, _ in chunk if made.record is not None]:
+        commit(env, records)  # an empty commit would add a transaction
 
 
 def _finish(work: Work, partial: Partial, seen: Seen, max_bad: int, begun: int) -> Result:

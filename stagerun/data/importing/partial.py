@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +30,7 @@ from stagerun.data.index import ROW, Rows
 from stagerun.data.write import FIRST_MAP_SIZE, held_now
 from stagerun.system.files import sync_folder, write_whole
 from stagerun.system.host import host_name
-from stagerun.system.image_sets import SIDE_FILE
-from stagerun.system.imports import COPY, REPORT
+from stagerun.system.image_sets import COPY, REPORT, SIDE_FILE
 from stagerun.system.lmdb_file import check_file
 from stagerun.system.typed import json_object
 
@@ -93,11 +91,11 @@ class Seen:
                 texts = json.dumps([asdict(note) for note in notes]).encode() if notes else b""
                 txn.put(b"%08d" % at, row + texts)
 
-    def read(self, most: int | None = None) -> tuple[Rows, list[Note]]:
-        """Return (rows, notes) of the first `most` positions, or of all, in order."""
+    def read(self) -> tuple[Rows, list[Note]]:
+        """Return (rows, notes) of all positions, in order."""
         rows, notes = bytearray(), list[Note]()
         with self._env.begin() as txn:
-            for _, value in islice(txn.cursor(), most):
+            for _, value in txn.cursor():
                 rows += value[: ROW.itemsize]
                 if len(value) > ROW.itemsize:
                     notes += [Note(**fields) for fields in json.loads(value[ROW.itemsize :])]

@@ -3,6 +3,8 @@
 All tiers give the same pixels and refuse the same damaged files (`decoder` has the evidence); the choice changes only the speed.
 """
 
+# ruff: noqa: F401 (its imports are its names)
+
 import ctypes
 import functools
 import importlib.util
@@ -18,15 +20,13 @@ import numpy as np
 
 from stagerun.base.errors import UsageError
 from stagerun.data.jpeg.decoder import Decoder, Rectangle, Request, SimpleDecoder, by_opencv
-from stagerun.data.jpeg.header import EXIF, MAX_PIXELS, BadImage, Buffer, Header, exif_of, is_complete, read_header
-
-__all__ = [
-    "EXIF", "MAX_PIXELS", "BadImage", "Buffer", "Decoder", "Header", "Rectangle", "exif_of", "is_complete", "make_decoder",
-    "read_header", "tiers",
-]  # fmt: skip
+from stagerun.data.jpeg.header import EXIF, MAX_PIXELS, BadImage, exif_of, is_complete, read_header
 
 ENVIRONMENT = "STAGERUN_TURBOJPEG"
 HINT = "pip install 'stagerun[fast]', or install libturbojpeg 3 and name the file in " + ENVIRONMENT
+
+
+MakeDecoder = Callable[[], Decoder]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,14 @@ def make_decoder(tier: str | None = None) -> Decoder:
 _once = threading.RLock()
 
 
-def _tested(name: str) -> tuple[Callable[[], Decoder] | None, str]:
+def _tested(name: str) -> tuple[MakeDecoder | None, str]:
     """Return a function that makes a decoder of that tier, or None and the reason."""
     with _once:
         return _tested_once(name, os.environ.get(ENVIRONMENT, ""))
 
 
 @functools.cache
-def _tested_once(name: str, environment: str) -> tuple[Callable[[], Decoder] | None, str]:
+def _tested_once(name: str, environment: str) -> tuple[MakeDecoder | None, str]:
     try:
         make = _TIERS[name]()
     except ModuleNotFoundError as error:
@@ -82,7 +82,7 @@ def _tested_once(name: str, environment: str) -> tuple[Callable[[], Decoder] | N
     return make, ""
 
 
-def _compiled() -> Callable[[], Decoder]:
+def _compiled() -> MakeDecoder:
     library = turbojpeg()
     from stagerun.data.jpeg.compiled import CompiledDecoder, compiled
 
@@ -90,7 +90,7 @@ def _compiled() -> Callable[[], Decoder]:
 
 
 # Makers by tier, fastest first.
-_TIERS: dict[str, Callable[[], Callable[[], Decoder]]] = {
+_TIERS: dict[str, Callable[[], MakeDecoder]] = {
     "compiled": _compiled,  # decodes the part alone, reads the part alone of prepared files
     "simplejpeg": lambda: SimpleDecoder,  # decodes the rows down to the part, reads the part alone of prepared files
     "opencv": lambda: Decoder,  # decodes the whole picture
@@ -108,7 +108,7 @@ _SAMPLINGS = (
     cv2.IMWRITE_JPEG_SAMPLING_FACTOR_411,
 )
 # The whole, and a part of the picture reduced by each.
-_REQUESTS = [(1, 0, 0, *_SIZE), *((n, 21 // n, 30 // n, 33 // n, 99 // n) for n in (1, 2, 4, 8))]
+_REQUESTS = [(0, 0, *_SIZE, 1), *((21 // n, 30 // n, 33 // n, 99 // n, n) for n in (1, 2, 4, 8))]
 
 
 def same_pixels(decoder: Decoder) -> bool:
@@ -127,7 +127,7 @@ def same_pixels(decoder: Decoder) -> bool:
         pixels = decoder.fast(data, header, wanted)
         return pixels is not None and np.array_equal(pixels, by_opencv(data, header, wanted))
 
-    return all(same(data, Request(channels, *wanted)) for data, channels, wanted in cases)
+    return all(same(data, Request(*wanted, channels)) for data, channels, wanted in cases)
 
 
 def picture(
@@ -175,7 +175,11 @@ def turbojpeg() -> Library:
 def _first(environment: str) -> Library:
     for path in (environment,) if environment else candidates():
         try:
-            return _load(path)
+            # Its symbols stay private (RTLD_LOCAL): another extension must not use a wheel's libjpeg.
+            calls = ctypes.CDLL(path)
+            for name in FUNCTIONS:
+                getattr(calls, name)
+            return Library(path, calls)
         except (OSError, AttributeError) as error:
             if environment:
                 text = f"{ENVIRONMENT} names what is not a libjpeg-turbo of version 3: {error}"
@@ -191,14 +195,3 @@ def candidates() -> Iterator[str]:
         spec = importlib.util.find_spec(package)
         for folder in (spec.submodule_search_locations if spec else None) or ():
             yield from sorted(str(file) for file in Path(folder).glob(pattern))
-
-
-def _load(path: str) -> Library:
-    """Load a library. OSError; AttributeError if it lacks a function.
-
-    Its symbols stay private (RTLD_LOCAL): another extension must not use a wheel's libjpeg.
-    """
-    calls = ctypes.CDLL(path)
-    for name in FUNCTIONS:
-        getattr(calls, name)
-    return Library(path, calls)

@@ -18,6 +18,7 @@ from stagerun.data.jpeg import BGR, DECOMPRESS, FUNCTIONS, GREY, HEIGHT, WARNING
 from stagerun.data.jpeg.decoder import NARROWEST, Decoder, Pixels, Rectangle, Request, Scratch, is_written, mark, scaled
 from stagerun.data.jpeg.header import Buffer, Header, Reach, as_bytes
 
+Kernel = Callable[..., int]
 DECODED, WARNED, FAILED = 0, 1, 2  # how decoding ended
 
 _i32, _i64, _address = types.int32, types.int64, types.intp
@@ -150,7 +151,7 @@ def _decode(
     return outcome
 
 
-def compiled(library: Library) -> tuple[Callable[..., int], Callable[..., int]]:
+def compiled(library: Library) -> tuple[Kernel, Kernel]:
     """Return `_cut` and `_decode`, compiled."""
     _bind(library)  # first: compiled code that lacks a function ends the process
     cut = numba.njit(_i64(_read, _write, *[_i64] * 10), nogil=True)(_cut)
@@ -181,7 +182,7 @@ class CompiledDecoder(Decoder):
 
     tier = "compiled"
 
-    def __init__(self, cut: Callable[..., int], decode: Callable[..., int]) -> None:
+    def __init__(self, cut: Kernel, decode: Kernel) -> None:
         self._cut, self._decode = cut, decode
         self._scratch, self._pixels = Scratch(), Scratch()
 
@@ -189,7 +190,7 @@ class CompiledDecoder(Decoder):
         source, part = np.frombuffer(as_bytes(data), np.uint8), Rectangle(0, 0, header.height, header.width)
         if window := decoder.window(header, request):
             cells, cut = window.cells, window.part
-            sliced = self._scratch.of(source.size + decoder.MARKER)
+            sliced = self._scratch.of(source.size + 2)  # and a marker
             cells_at = window.first_row, window.rows, window.first_column, window.columns
             grid = header.scan_at, header.frame_at, cells.rows, cells.columns
             if size := self._cut(source, sliced, *grid, *cells_at, cut.height, cut.width):

@@ -9,6 +9,7 @@ points: if one warns, OpenCV alone decides. `stagerun data verify --decode` find
 """
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import cv2
@@ -17,7 +18,7 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError
-from stagerun.data.jpeg.header import BadImage, Buffer, Header, Reach, as_bytes
+from stagerun.data.jpeg.header import NEXT, BadImage, Buffer, Header, Reach, as_bytes
 
 Pixels = NDArray[np.uint8]
 
@@ -41,18 +42,6 @@ class Rectangle:
     height: int
     width: int
 
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A requested part: rows top .. top + height of the picture reduced `shrink` times, likewise columns."""
-
-    channels: int
-    shrink: int
-    top: int
-    left: int
-    height: int
-    width: int
-
     @property
     def bottom(self) -> int:
         return self.top + self.height
@@ -60,6 +49,14 @@ class Request:
     @property
     def right(self) -> int:
         return self.left + self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Rectangle):
+    """A requested part: rows top .. top + height of the picture reduced `shrink` times, likewise columns."""
+
+    shrink: int
+    channels: int
 
 
 class Scratch:
@@ -92,16 +89,12 @@ class Decoder:
         top // shrink and the height // shrink - 1 after it, likewise columns. Writable `data` may be changed during the call.
         """
         if part is None:
-            part = Rectangle(0, 0, header.height, header.width)
-            size = scaled(header.height, shrink), scaled(header.width, shrink)
+            wanted = 0, 0, scaled(header.height, shrink), scaled(header.width, shrink)
         else:
-            size = part.height // shrink, part.width // shrink
-        request = Request(channels, shrink, part.top // shrink, part.left // shrink, *size)
-        if header.reach is not Reach.ODD:
-            pixels = self.fast(data, header, request)
-            if pixels is not None:
-                return pixels
-        return by_opencv(data, header, request)
+            wanted = part.top // shrink, part.left // shrink, part.height // shrink, part.width // shrink
+        request = Request(*wanted, shrink, channels)
+        pixels = None if header.reach is Reach.ODD else self.fast(data, header, request)
+        return by_opencv(data, header, request) if pixels is None else pixels
 
     def fast(self, data: Buffer, header: Header, request: Request) -> Pixels | None:
         """Return the requested pixels; None if this tier can't, or if the library warns about a file of several scans."""
@@ -167,7 +160,7 @@ def by_opencv(data: Buffer, header: Header, request: Request) -> Pixels:
 # 2 pixels (libjpeg-turbo/libjpeg-turbo: `jdsample.c`, `do_fancy && compptr->downsampled_width > 2`).
 NARROWEST = 8
 
-MARKER = 2  # bytes
+_RESTARTS = bytes(range(0xD0, 0xD8))  # codes of restart markers, in their order
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,55 +234,37 @@ def _widened(first: int, count: int, cells: Grid, width: int, shrink: int) -> tu
     return first, count
 
 
-def write_size(data: Pixels, frame_at: int, height: int, width: int) -> None:
+def write_size(data: Pixels | bytearray, frame_at: int, height: int, width: int) -> None:
     """Write the size into the frame header that begins at `frame_at`."""
     data[frame_at + 5 : frame_at + 9] = height >> 8, height & 255, width >> 8, width & 255
 
 
-def cut(source: Pixels, header: Header, window: Window, scratch: Scratch) -> Pixels | None:
-    """Write the window as a file into `scratch`; None if the restart markers don't fit the grid."""
-    cells, columns = window.cells, window.columns
-    last = (window.first_row + window.rows) * cells.columns
-    edges = find_edges(source, header.scan_at, last, cells.rows * cells.columns)
-    if edges is None:
-        return None
-    # Row by row of the grid: `columns` consecutive segments of the file.
-    first = (window.first_row + np.arange(window.rows)) * cells.columns + window.first_column
-    starts, ends = edges[first], edges[first + columns]
-    sizes = ends - starts
-    targets = header.scan_at + np.cumsum(sizes) - sizes
-    data = scratch.of(header.scan_at + int(sizes.sum()))
-    data[: header.scan_at] = source[: header.scan_at]
-    write_size(data, header.frame_at, window.part.height, window.part.width)
-    for target, start, size in zip(targets.tolist(), starts.tolist(), sizes.tolist(), strict=True):
-        data[target : target + size] = source[start : start + size]
-    marks = edges[first[:, None] + np.arange(1, columns + 1)] - 1 + (targets - starts)[:, None]
-    data[marks.ravel()] = 0xD0 | (np.arange(marks.size) & 7)
-    data[-2:] = 0xFF, 0xD9
-    return data
-
-
-def find_edges(source: Pixels, scan_at: int, wanted: int, count: int) -> NDArray[np.int64] | None:
-    """Return int64[wanted + 1], the offsets of segments 0 .. wanted, each behind the previous marker.
-
-    None unless the markers so far number `count` segments in order. The last segment of a picture ends at a marker of another kind.
-    """
-    at = np.flatnonzero(source[scan_at:-1] == 0xFF) + scan_at
-    code = source[at + 1]
-    marker = (code != 0) & (code != 0xFF)
-    at, code = at[marker][:wanted], code[marker][:wanted]
-    if at.size < wanted:
-        return None
-    in_order = 0xD0 | (np.arange(wanted) & 7)
-    if wanted == count:
-        if code[-1] & 0xF8 == 0xD0:
+def cut(source: Buffer, header: Header, window: Window) -> bytearray | None:
+    """Return the window as a file. None unless the markers up to its end number the segments in order, and the picture's last segment ends
+    at a marker of another kind."""
+    view, cells, columns = as_bytes(source), window.cells, window.columns
+    wanted = (window.first_row + window.rows) * cells.columns
+    # The offset of each segment, behind the previous marker.
+    edges = [header.scan_at, *(marker.end() for marker in islice(NEXT.finditer(view, header.scan_at), wanted))]
+    codes, in_order = bytes(view[edge - 1] for edge in edges[1:]), (_RESTARTS * (wanted // 8 + 1))[:wanted]
+    if wanted == cells.rows * cells.columns:
+        if codes[-1:] in _RESTARTS:
             return None
-        in_order[-1] = code[-1]
-    if not np.array_equal(code, in_order):
+        codes, in_order = codes[:-1], in_order[:-1]
+    if codes != in_order:
         return None
-    edges = np.empty(wanted + 1, np.int64)
-    edges[0], edges[1:] = scan_at, at + MARKER
-    return edges
+    data, number = bytearray(view[: header.scan_at]), 0
+    write_size(data, header.frame_at, window.part.height, window.part.width)
+    # Row by row of the grid: `columns` consecutive segments of the file, numbered anew.
+    for row in range(window.first_row, window.first_row + window.rows):
+        first = row * cells.columns + window.first_column
+        moved = len(data) - edges[first]
+        data += view[edges[first] : edges[first + columns]]
+        for edge in edges[first + 1 : first + columns + 1]:
+            data[edge + moved - 1] = 0xD0 | number & 7
+            number += 1
+    data[-1] = 0xD9
+    return data
 
 
 # -- The tier of the required dependencies: simplejpeg, which decodes whole files, gets smaller files.
@@ -310,7 +285,7 @@ class SimpleDecoder(Decoder):
     def fast(self, data: Buffer, header: Header, request: Request) -> Pixels | None:
         source, y, x = np.frombuffer(as_bytes(data), np.uint8), request.top, request.left
         area = window(header, request)
-        sliced = cut(source, header, area, self._scratch) if area else None
+        sliced = cut(source, header, area) if area else None
         if area and sliced is not None:
             part = area.part
             pixels = self._decode(sliced, part.height, part.width, request, strict=False)
@@ -335,7 +310,9 @@ class SimpleDecoder(Decoder):
         finally:
             write_size(source, header.frame_at, header.height, header.width)
 
-    def _decode(self, source: Pixels, height: int, width: int, request: Request, strict: bool) -> Pixels | None:
+    def _decode(
+        self, source: Pixels | bytearray, height: int, width: int, request: Request, strict: bool
+    ) -> Pixels | None:
         """Decode a whole file of height x width; None if simplejpeg disagrees, fails, or, if `strict`, warns. In a file of one scan
         warnings are not errors, among them the one about omitted rows."""
         shape = scaled(height, request.shrink), scaled(width, request.shrink), request.channels

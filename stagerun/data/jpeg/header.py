@@ -25,7 +25,7 @@ MAX_SCANS = 100
 # Within a scan FF 00 is a byte of data, FF D0 .. FF D7 a restart, FF FF filling; anything else is the next marker.
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 # Outside of one, bytes before a marker are skipped, as libjpeg does.
-_NEXT = re.compile(rb"\xff([^\x00\xff])", re.DOTALL)
+NEXT = re.compile(rb"\xff([^\x00\xff])", re.DOTALL)
 
 _SOI, _EOI, _SOS, _DRI, _APP1, _TEM = 0xD8, 0xD9, 0xDA, 0xDD, 0xE1, 0x01
 EXIF = b"Exif\0\0"
@@ -144,7 +144,7 @@ def _segments(view: memoryview) -> Iterator[tuple[int, int, int]]:
         if at + 2 <= len(view) and view[at] == 0xFF and 0 < view[at + 1] < 0xFF:
             code, at = view[at + 1], at + 2  # nearly every marker, ten times faster
         else:
-            marker = _NEXT.search(view, at)
+            marker = NEXT.search(view, at)
             if marker is None:
                 raise cut_off("JPEG data ends within its header")
             code, at = view[marker.end() - 1], marker.end()

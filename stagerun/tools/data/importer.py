@@ -23,7 +23,7 @@ from stagerun.data.importing.images import Item, Pixels, Source, read_whole, reg
 from stagerun.data.importing.partial import ignored_text
 from stagerun.launch import StopRequest
 from stagerun.system.image_folder import can_not_open, is_class_folder
-from stagerun.system.imports import REPORT
+from stagerun.system.image_sets import REPORT
 from stagerun.tools.data import binary, files
 from stagerun.tools.data.files import DAMAGED, Images, SourceOptions, Text
 from stagerun.tools.data.images import ImportOptions, ImportWork

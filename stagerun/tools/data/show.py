@@ -21,7 +21,7 @@ from stagerun.data.importing import have
 from stagerun.data.loader import PythonTransform
 from stagerun.data.records import LmdbSource
 from stagerun.system.files import write_output
-from stagerun.system.imports import is_there, with_imports
+from stagerun.system.image_sets import is_there, with_imports
 from stagerun.tools.data.records import Shown, classes_of
 from stagerun.tools.output import find_target, plan_of
 
@@ -79,7 +79,7 @@ def _stored(records: LmdbSource, chosen: range) -> Iterator[Tile]:
         try:
             fields = datum.parse(records.get(i)[1])
             channels = 3 if fields.encoded or fields.channels not in (1, 3) else fields.channels
-            yield key, fields.label, datum.picture_of(fields, channels).decode()
+            yield key, fields.label, datum.picture_of(fields, channels).decode(None, 1)
         except DataError as error:
             yield key, -1, f"{records.name}: record `{key}`: {error.message}"
 

@@ -31,7 +31,7 @@ from stagerun.launch.options import HostOptions, chosen_hosts, devices
 from stagerun.launch.start import Orders, joined, start, work
 from stagerun.plan.choice import check_short, choice
 from stagerun.system import signals
-from stagerun.system.imports import with_imports
+from stagerun.system.image_sets import with_imports
 from stagerun.train.command import read_before_torch
 
 FIND_LR = "Learning rate"
@@ -198,7 +198,7 @@ def rehearse(options: RehearseOptions, reach: HostOptions) -> int:
     part = check(options, mode, schedule, nproc)
     if not options.synthetic:
         with signals.held():
-            from stagerun.data.preflight import preflight
+            from stagerun.data.loaders import preflight
 
         preflight(part)
     return start(job, orders, nproc)

@@ -15,7 +15,7 @@ from stagerun.base.errors import ExitCode
 from stagerun.base.recipe import Schedule
 from stagerun.base.text import columns, count, size
 from stagerun.comm import SoloComm, gather_json
-from stagerun.data.preflight import preflight
+from stagerun.data.loaders import preflight
 from stagerun.engine.device import environment
 from stagerun.system.host import host_name, nvidia_gpus
 from stagerun.tools.rehearse import one_stage

@@ -14,7 +14,7 @@ from stagerun.base.text import columns, duration
 from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, flag, option
 from stagerun.command.shared import Json
-from stagerun.system.imports import with_imports
+from stagerun.system.image_sets import with_imports
 from stagerun.tools.weights import SETS, Forward, choose, ensemble_of
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from stagerun.command.shared import Json
 from stagerun.data import datum
 from stagerun.data.importing.images import Files
 from stagerun.system.image_folder import is_image
-from stagerun.system.imports import with_imports
+from stagerun.system.image_sets import with_imports
 from stagerun.tools.data.images import ImportOptions, ImportWork, ResizeOptions
 from stagerun.tools.data.records import ListRecords, class_names, classes_of
 from stagerun.tools.weights import Forward, Out, choose_members
