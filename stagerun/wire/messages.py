@@ -33,7 +33,6 @@ from stagerun.wire.operators import (
     picked,
     pieces,
     put,
-    take,
     to_bytes,
     unpack,
     zero_bytes,

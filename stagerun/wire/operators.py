@@ -119,10 +119,6 @@ class OneRound(Operator):
     """A method whose senders each send one message. A message as long as the vector itself is the decoded vector: so goes a method that
     would save nothing."""
 
-    def size(self, n: int, element_size: int) -> int | None:
-        """Return the bytes of a message; None if they vary."""
-        return None
-
     def encode(self, vector: Tensor, draw: Draw) -> Tensor:
         """Return the message: uint8 [bytes], on the device of the vector, which stays unchanged. `draw` has the sender."""
         raise NotImplementedError
@@ -135,15 +131,15 @@ class OneRound(Operator):
         """out += the decoded message; and vector -= decoded, if not None."""
         take(self.decoded(message, out), out, vector)
 
-    def sizes(self, n: int, element_size: int) -> tuple[int | None, ...]:
-        return (self.size(n, element_size),)
+    def sizes(self, n: int, element_size: int) -> tuple[int | None]:
+        return (None,)
 
     def steps(
         self, vectors: Sequence[Tensor], senders: Sequence[int], draw: Draw, out: Tensor, state: Tensor | None = None
     ) -> Steps:
         messages = yield [self.encode(v, draw.of(s)) for v, s in zip(vectors, senders, strict=True)]
         residuals = dict(zip(senders, vectors, strict=True)) if self.residual else {}
-        fixed = self.size(out.numel(), out.element_size())
+        (fixed,) = self.sizes(out.numel(), out.element_size())
         for sender, message in enumerate(messages):
             if fixed is not None:
                 expect(message, fixed)
@@ -164,13 +160,13 @@ class Fixed(OneRound):
     def encode_all(self, vector: Tensor, draw: Draw) -> Tensor:
         raise NotImplementedError
 
-    def size(self, n: int, element_size: int) -> int:
-        return min(self.coded(n, element_size), n * element_size)
+    def sizes(self, n: int, element_size: int) -> tuple[int]:
+        return (min(self.coded(n, element_size), n * element_size),)
 
     def encode(self, vector: Tensor, draw: Draw) -> Tensor:
-        n, width = vector.numel(), vector.element_size()
-        # Always a copy: the vector becomes a residual while its message is still sent.
-        return self.encode_all(vector, draw) if self.coded(n, width) < n * width else joined([to_bytes(vector)])
+        if self.coded(vector.numel(), vector.element_size()) < vector.nbytes:
+            return self.encode_all(vector, draw)
+        return joined([to_bytes(vector)])  # a copy: the vector becomes a residual while its message is still sent
 
 
 @dataclass(frozen=True, slots=True)

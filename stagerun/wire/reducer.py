@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -101,19 +102,16 @@ class CompressedReducer(FlatReducer):
         self.next_bases: Tensors = {}  # once this update is made
 
     def _counts(self, ordered: list[nn.Parameter]) -> list[int]:
-        counts = super()._counts(ordered[self.cut.whole :]) if self.cut.whole < len(ordered) else []
-        counts = [self.cut.whole, *counts] if self.cut.whole else counts
-        start = index = 0
-        for count in counts:
-            members = ordered[index : index + count]
-            lengths = [sum(p.numel() for p in members)] if index < self.cut.whole else [p.numel() for p in members]
-            items = []
-            for n, length in enumerate(lengths, index):
-                name, operator = self.kinds[n]
-                items.append(Item("entire model" if n < self.cut.whole else name, n, operator, start, start + length))
-                start += length
-            self.items.append(items)
-            index += count
+        each, stop = [], 0
+        for number, ((name, operator), p) in enumerate(zip(self.kinds, ordered, strict=True)):
+            start, stop = stop, stop + p.numel()
+            each.append(Item(name, number, operator, start, stop))
+        together, left = self.cut.whole, iter(each[self.cut.whole :])
+        counts = super()._counts(ordered[together:])
+        self.items = [list(islice(left, count)) for count in counts]
+        if together:
+            self.items.insert(0, [Item("entire model", 0, each[0].operator, 0, each[together - 1].stop)])
+            counts.insert(0, together)
         return counts
 
     def begin(self, iter: int = 0) -> None:
@@ -208,32 +206,23 @@ class CompressedReducer(FlatReducer):
     def _sum(self, items: Sequence[Item], dtype: torch.dtype) -> Wait:
         """Sum numbers that are only rounded: each rank adds a slice for all, in the order of the senders, and sends the sum to all. Traffic
         grows with the senders of a rank, and not with the number of ranks."""
-        lengths = [item.stop - item.start for item in items]
-        width = -(-sum(lengths) // self.comm.size)
-        sent = self.flat.new_zeros((len(self.local), self.comm.size * width), dtype=dtype)
-        for sender, (row, vector) in enumerate(zip(sent, self.vectors, strict=True)):
-            for item, part in zip(items, row[: sum(lengths)].split(lengths), strict=True):
-                c = item.of(vector)
-                if self.kept.due and sender == 0:
-                    self.kept.sent(item, c, c.numel() * dtype.itemsize)
-                    self.kept.left(item, c - c.to(dtype).to(c.dtype))
-                by_pieces(Tensor.copy_, part, c)
-                if self.residual is not None:
-                    by_pieces(Tensor.zero_, c)
+        rows = [[item.of(vector) for item in items] for vector in self.vectors]
+        for item, c in zip(items, rows[0], strict=True) if self.kept.due else ():
+            self.kept.sent(item, c, c.numel() * dtype.itemsize)
+            self.kept.left(item, c - c.to(dtype).to(c.dtype))
 
         def total(slices: Sequence[Tensor]) -> Tensor:
-            result = self.flat.new_zeros(width)
+            result = torch.zeros_like(slices[0], dtype=self.flat.dtype)
             for one in slices:
                 by_pieces(Tensor.add_, result, one)
-            return result.to(dtype)
+            return result
 
-        wait = slice_sum(self.quiet, sent, [len(run) for run in self.runs], total)
-
-        def finish() -> None:
-            for item, part in zip(items, wait()[: sum(lengths)].split(lengths), strict=True):
-                by_pieces(Tensor.copy_, item.of(self.flat), part)
-
-        return finish
+        out, counts = [item.of(self.flat) for item in items], [len(run) for run in self.runs]
+        wait = slice_sum(self.quiet, rows, counts, out, total, dtype)
+        for row in rows if self.residual is not None else ():
+            for c in row:
+                by_pieces(Tensor.zero_, c)
+        return wait
 
     def _gather(self, items: Sequence[Item]) -> Wait:
         """Send every sender's message of each item to every rank."""

@@ -40,17 +40,18 @@ class Sparse(OneRound):
 
     def encode(self, vector: Tensor, draw: Draw) -> Tensor:
         n, index = vector.numel(), self.select(vector, draw)
-        values, k, bits = picked(vector, index), index.numel(), _bits(vector.numel())
-        if length(n, k, vector.element_size()) == n * vector.element_size():
-            whole = from_bytes(zero_bytes(vector, vector.nbytes), vector.dtype)
-            put(whole, index, values)
-            return to_bytes(whole)
+        values, k, bits = picked(vector, index), len(index), _bits(n)
+        if length(n, k, vector.element_size()) == vector.nbytes:
+            whole = zero_bytes(vector, vector.nbytes)
+            put(from_bytes(whole, vector.dtype), index, values)
+            return whole
         if _width(n) * k <= bits:
-            indices = to_bytes(index.int()).view(-1, 4)[:, : _width(n)]
-            return joined((to_bytes(values), indices.reshape(-1)))
-        mask = zero_bytes(vector, 8 * bits)
-        put(mask, index, 1)
-        return joined((to_bytes(values), pack(mask, 1)))
+            where = to_bytes(index.int()).view(-1, 4)[:, : _width(n)].reshape(-1)
+        else:
+            mask = zero_bytes(vector, 8 * bits)
+            put(mask, index, 1)
+            where = pack(mask, 1)
+        return joined((to_bytes(values), where))
 
     def decode(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
         n, width, size = out.numel(), out.element_size(), message.numel()
@@ -60,13 +61,13 @@ class Sparse(OneRound):
             whole = message.new_zeros((k, 4))
             whole[:, : _width(n)] = message[width * k :].view(-1, _width(n))
             index = whole.view(torch.int32).view(-1).long()
-            if k and not 0 <= int(index.min()) <= int(index.max()) < n:
-                raise ValueError(f"a sender's message has indices beyond {n} elements")
         else:
             k = (size - bits) // width
             index = nonzero(unpack(message[width * k :], 1, 8 * bits)) if k >= 0 else torch.empty(0)
         if size != length(n, k, width) or len(index) != k:
             raise ValueError(f"a sender's message of {size} bytes is not one of {n} elements")
+        if not ((index >= 0) & (index < n)).all():
+            raise ValueError(f"a sender's message has indices beyond {n} elements")
         values = from_bytes(message[: width * k], out.dtype)
         put(out, index, picked(out, index).add_(values))
         if vector is not None:
@@ -104,8 +105,8 @@ class TopK(Sparse):
     residual: bool
     ratio: float
 
-    def size(self, n: int, element_size: int) -> int:
-        return length(n, kept(n, self.ratio), element_size)
+    def sizes(self, n: int, element_size: int) -> tuple[int]:
+        return (length(n, kept(n, self.ratio), element_size),)
 
     def select(self, vector: Tensor, draw: Draw) -> Tensor:
         return largest(vector, kept(vector.numel(), self.ratio))
