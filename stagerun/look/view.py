@@ -108,7 +108,8 @@ def _print_address(host: str, port: int, token: str) -> None:
 
 
 class Server(ThreadingHTTPServer):
-    """The sections of the page are rendered when a page asks and a file has changed. OSError, UnicodeError if the address can't be used."""
+    """The sections of the page are rendered when a page asks and a file has changed. OSError, UnicodeError if the
+    address can't be used."""
 
     daemon_threads = True
 

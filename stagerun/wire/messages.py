@@ -293,8 +293,8 @@ class Kept:
         )
 
     def encoded(self, item: Item, c: Tensor, message: Tensor, draw: Draw) -> None:
-        """Record the message of the first round. Its loss is the residual after the last round (`left`); without a residual decode the message, which
-        works for methods of one round."""
+        """Record the message of the first round. Its loss is the residual after the last round (`left`); without a
+        residual decode the message, which works for methods of one round."""
         operator, copy = item.operator, c.clone()
         self.sent(item, c, message.numel())
         if not operator.residual and len(operator.sizes(c.numel(), c.element_size())) == 1:
@@ -310,7 +310,7 @@ class Kept:
         self._items[item.number] = replace(self._items[item.number], residual_norm=_norm(residual))
 
     def take(self) -> tuple[CompressedItem, ...]:
-        """Return the items in model order, with the kept share; () if the iteration was not due, or a number overflowed."""
+        """Return the items in model order; () if the iteration was not due, or a number overflowed."""
         by_number, self._items = self._items, {}
         items = [by_number[number] for number in sorted(by_number, reverse=True)]
         finite = all(math.isfinite(item.norm) and math.isfinite(item.residual_norm or 0.0) for item in items)

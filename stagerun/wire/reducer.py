@@ -240,7 +240,7 @@ class CompressedReducer(FlatReducer):
         return self._round(0, running, messages)
 
     def _round(self, number: int, running: Sequence[tuple[Item, Steps]], messages: list[list[Tensor]]) -> Wait:
-        """Start to send the messages of a round of operators; the returned function waits for this round and those after it."""
+        """Start to send the messages of a round; the returned function waits for it and the rounds after it."""
         element_size = self.flat.element_size()
         sizes = [item.operator.sizes(item.stop - item.start, element_size)[number] for item, _ in running]
         arrived = self._share(messages, sizes)
@@ -297,7 +297,7 @@ class CompressedReducer(FlatReducer):
         return arrived
 
     def _lengths(self, local: Sequence[Tensor], sizes: Sequence[int | None]) -> list[int]:
-        """Return lengths by sender and item; they are sent only where `sizes` has None. `local`: this rank's messages."""
+        """Return lengths by sender and item, sent only where `sizes` has None. `local`: this rank's messages."""
         senders = self.runs[-1].stop
         if None not in sizes:
             return [*sizes] * senders  # type: ignore[list-item]
