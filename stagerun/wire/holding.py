@@ -136,11 +136,12 @@ def slice_sum(
     add: Callable[[Sequence[Tensor]], Tensor],
     dtype: torch.dtype,
 ) -> Wait:
-    """Sum rows over all ranks into `out`, sent as `dtype`. Rank r has `counts[r]` rows, each with a vector for each of `out`.
+    """Sum rows over all ranks into `out`, sent as `dtype`. Rank r has `counts[r]` rows, each with a vector for each of
+    `out`. Collective.
 
-    Each rank gets its slice of every row, `add`s these in order, and sends the sum to all: the same bits for any number of
-    ranks. Each sends (W-1)/W of its rows and as much of one vector: with a row each as much as a ring all-reduce. `rows` may
-    be changed afterwards. The returned function waits for the sum. Collective."""
+    Each rank gets its slice of every row, `add`s these in order, and sends the sum to all: the same bits for any number
+    of ranks. Each sends (W-1)/W of its rows and as much of one vector: with a row each as much as a ring all-reduce.
+    `rows` may be changed afterwards. The returned function waits for the sum."""
     lengths, size = list(map(len, out)), comm.size
     length, width = sum(lengths), -(-sum(lengths) // size)
     sent = out[0].new_zeros((len(rows), size * width), dtype=dtype)
