@@ -4,6 +4,7 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -59,7 +60,7 @@ def chart(picture: Picture, runs: Sequence[Run] = ()) -> str:
         if (
             name == "stages" or len(lanes) <= MOST_LANES
         ):  # the pointer says more than a line for each of very many branches
-            paint = _stage_painter(runs) if name == "stages" else _value_painter(texts)
+            paint = partial(_stage, runs) if name == "stages" else partial(_value, texts)
             svg, written = _band(name, lanes, foot, paint)
             parts.append(svg)
             foot += len(lanes) * ROW + GAP
@@ -89,7 +90,7 @@ def _pointed(stage: StagePicture) -> dict[str, object]:
     """Return what page.js shows of a stage under the pointer."""
     return {
         "name": stage.name,
-        "note": ", ".join(filter(None, [stage.leaves, "" if stage.enabled else "not enabled"])),
+        "note": stage.note,
         "lane": stage.lane,
         "colour": stage.colour,
         "x": [round(stage.left, 1), round(stage.right, 1)],
@@ -232,35 +233,26 @@ def _band(name: str, lanes: Sequence[Sequence[Segment]], top: float, paint: Pain
     return "".join([*parts, line(borders, "rule")]), written
 
 
-def _value_painter(texts: Sequence[str]) -> Painter:
-    fills = {text: f"fill f{n % 6}" for n, text in enumerate(texts)}
-
-    def paint(segment: Segment, y: float, label: str) -> str:
-        return box(segment.begin, segment.end, y + 1, y + ROW - 1, fills[segment.text], title(segment.text)) + label
-
-    return paint
+def _value(texts: Sequence[str], segment: Segment, y: float, label: str) -> str:
+    return _fill(segment, y, f"fill f{texts.index(segment.text) % 6}", title(segment.text)) + label
 
 
-def _stage_painter(runs: Sequence[Run]) -> Painter:
+def _stage(runs: Sequence[Run], segment: Segment, y: float, label: str) -> str:
     """Stages can be clicked and reached with the keyboard; they are filled as far as they are trained, with ticks for snapshots."""
+    stage, begin, foot = segment.stage, segment.begin, y + ROW - 1.5
+    trained, colour = results.reached(stage, runs), stage.colour if len(runs) < 2 else "soft"
+    state = "trained" if trained == stage.iterations else f"trained to {trained}" if trained else "not started"
+    about = ", ".join(filter(None, [f"{stage.name}: {stage.iterations} iterations", stage.note, state if runs else ""]))
+    parts = [title(about), _fill(segment, y, "fill f0")]
+    if trained and len(runs) == 1:
+        parts.append(_fill(segment._replace(end=stage.x(trained)), y, f"came {colour}"))
+    parts.append(line(joined((begin, foot), (max(segment.end, begin + 1), foot)), f"foot {colour}", stage.dash))
+    parts += [label, _fill(segment, y, "box")]
+    return element("g", *parts, class_="stage", data_stage=stage.name, tabindex="0", role="button", aria_label=about)
 
-    def paint(segment: Segment, y: float, label: str) -> str:
-        stage, begin, end = segment.stage, segment.begin, segment.end
-        trained, colour = results.reached(stage, runs), stage.colour if len(runs) < 2 else "soft"
-        state = "trained" if trained == stage.iterations else f"trained to {trained}" if trained else "not started"
-        notes = [stage.leaves, "" if stage.enabled else "not enabled", state if runs else ""]
-        about = ", ".join(filter(None, [f"{stage.name}: {stage.iterations} iterations", *notes]))
-        parts = [title(about), box(begin, end, y + 1, y + ROW - 1, "fill f0")]
-        if trained and len(runs) == 1:
-            parts.append(box(begin, stage.x(trained), y + 1, y + ROW - 1, f"came {colour}"))
-        foot = y + ROW - 1.5
-        parts.append(line(joined((begin, foot), (max(end, begin + 1), foot)), f"foot {colour}", stage.dash))
-        parts += [label, box(begin, end, y + 1, y + ROW - 1, "box")]
-        return element(
-            "g", *parts, class_="stage", data_stage=stage.name, tabindex="0", role="button", aria_label=about
-        )
 
-    return paint
+def _fill(segment: Segment, y: float, kind: str, *inside: str) -> str:
+    return box(segment.begin, segment.end, y + 1, y + ROW - 1, kind, *inside)
 
 
 def _joins(picture: Picture, top: float) -> str:

@@ -171,14 +171,15 @@ def _run(status: Status, now: float) -> str:
         figures["stage"] = f"{progress.stage} ({progress.number} of {progress.stages})"
         figures["iteration"] = f"{progress.iter} of {progress.max_iter}"
         for name, value, form in (
-            ("epoch", progress.epoch, ".2f"),
-            ("learning rate", progress.lr, ".4g"),
-            ("loss", progress.loss, ".4f"),
-            ("images/s", progress.images_per_second, ".0f"),
+            ("epoch", progress.epoch, "{:.2f}".format),
+            ("learning rate", progress.lr, "{:.4g}".format),
+            ("loss", progress.loss, "{:.4f}".format),
+            ("images/s", progress.images_per_second, "{:.0f}".format),
+            ("left in stage", progress.seconds_left_in_stage, duration),
+            ("left in all", progress.seconds_left, duration),
         ):
-            figures |= {name: format(value, form)} if value is not None else {}
-        for name, value in (("left in stage", progress.seconds_left_in_stage), ("left in all", progress.seconds_left)):
-            figures |= {name: duration(value)} if value is not None else {}
+            if value is not None:
+                figures[name] = form(value)
     html = "".join(f"<div><dt>{name}</dt><dd>{text(value)}</dd></div>" for name, value in figures.items())
     return _section("Run", f'<dl class="figures">{html}</dl>{_preformatted([status_text(status, now)])}')
 

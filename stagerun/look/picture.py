@@ -89,6 +89,11 @@ class StagePicture:
         return f"leaves {self.parent.name}" + (f" at {self.parent_iter}" if self.leaves_early else "")
 
     @property
+    def note(self) -> str:
+        """Return where it starts, and whether it is left out."""
+        return ", ".join(filter(None, [self.leaves, "" if self.enabled else "not enabled"]))
+
+    @property
     def leaves_early(self) -> bool:
         return self.parent is not None and self.parent_iter != self.parent.iterations
 

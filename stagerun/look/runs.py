@@ -10,7 +10,7 @@ from pathlib import Path
 from stagerun import store
 from stagerun.base.events import EnsembleTested, StageFinished
 from stagerun.base.recipe import Schedule
-from stagerun.base.snapshots import Inventory, passed_over
+from stagerun.base.snapshots import SnapshotRef, passed_over
 from stagerun.language.build import completed
 from stagerun.logs.lines import other_sets
 from stagerun.logs.log_file import LOG
@@ -164,8 +164,9 @@ def run_of(out: Path, label: str, history: History, status: Status | None, say: 
     identities: dict[str, Mapping[str, str]] = {}
     for stage in history.stages:
         refs = [ref for ref in inventory.of(stage.name) if ref.attempt > stage.older]
-        identities |= {ref.stage: completed(ref.identity) for ref in refs[-1:]}
-        stage.finished = stage.finished or _result(out, stage, inventory)
+        if refs:
+            identities[refs[-1].stage] = completed(refs[-1].identity)
+        stage.finished = stage.finished or _result(out, stage, refs)
     finished = {stage.name for stage in history.stages if stage.finished and not stage.left_out}
     owners = {ref.id: ref.stage for ref in inventory.snapshots}
     tested = (ensemble_on_disk(out, name, inventory) for name in (history.run.ensembles if history.run else ()))
@@ -183,10 +184,10 @@ def run_of(out: Path, label: str, history: History, status: Status | None, say: 
     )
 
 
-def _result(out: Path, stage: Stage, inventory: Inventory) -> StageFinished | None:
+def _result(out: Path, stage: Stage, refs: Sequence[SnapshotRef]) -> StageFinished | None:
     """Return the result from its file: a full disk may have swallowed the line. A shorter version's result doesn't count."""
-    for ref in reversed(inventory.of(stage.name)):
-        result = read_result(out, ref) if ref.attempt > stage.older and ref.ends(stage.length or ref.iter) else None
+    for ref in reversed(refs):
+        result = read_result(out, ref) if ref.ends(stage.length or ref.iter) else None
         if result is not None and result.snapshot == ref.name:
             return result
     return None

@@ -2,8 +2,9 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from statistics import fmean, stdev
 
 from stagerun.base.errors import UsageError
@@ -67,18 +68,21 @@ def stages_table(runs: Sequence[Run]) -> Table:
         *(Column(name, name, "count", dull=0) for name in ("resumes", "skips", "rollbacks")),
         _STATE,
     )
-    rows: list[Row] = []
-    for run in runs:
-        for stage in run.history.stages:
-            row: Row = {"run": run.label, "stage": stage.name, "state": run.state(stage)}
-            if stage.trained:
-                rates, decays, losses = (stage.updates[name] for name in ("lr", "weight_decay", "loss"))
-                row |= {"from": run.start(stage), "gain": run.gain(stage), "iterations": stage.iter}
-                row |= {"first_lr": rates[0], "last_lr": rates[-1], "weight_decay": decays[0]}
-                row |= {"loss": fmean(losses[-100:]), "train_seconds": stage.seconds}
-                row = row_of(columns, stage, **row)
-            rows.append({**row, **row_of(_RESULT, stage.finished)})
+    rows = []
+    for run, stage, row in _stages(runs):
+        row["state"] = run.state(stage)
+        if stage.trained:
+            rates, losses = stage.updates["lr"], stage.updates["loss"]
+            row |= {"from": run.start(stage), "gain": run.gain(stage), "iterations": stage.iter}
+            row |= {"first_lr": rates[0], "last_lr": rates[-1], "weight_decay": stage.updates["weight_decay"][0]}
+            row = row_of(columns, stage, **row, loss=fmean(losses[-100:]), train_seconds=stage.seconds)
+        rows.append(row | row_of(_RESULT, stage.finished))
     return Table("Stages", columns, rows)
+
+
+def _stages(runs: Sequence[Run]) -> Iterator[tuple[Run, Stage, Row]]:
+    """Yield each stage of the runs, and the beginning of its rows."""
+    return ((run, stage, {"run": run.label, "stage": stage.name}) for run in runs for stage in run.history.stages)
 
 
 def lives_table(runs: Sequence[Run]) -> Table:
@@ -111,17 +115,14 @@ def epochs_table(runs: Sequence[Run]) -> Table:
         Column("valid_loss", "valid loss", "loss"),
         Column("seconds", "time", "time"),
     )
-    rows: list[Row] = []
-    for run in runs:
-        for stage in run.history.stages:
-            tests = {epoch_number(stage.epoch(test.iter)): test for test in stage.tests if not test.ema}
-            for number, part in stage.by_epoch():
-                rates, losses, seconds = (stage.updates[name][part] for name in ("lr", "loss", "seconds"))
-                row: Row = {"run": run.label, "stage": stage.name, "epoch": number, "lr": rates[-1]}
-                row |= {"train_loss": fmean(losses), "seconds": sum(seconds)}
-                if number in tests:
-                    row |= {"valid_accuracy": tests[number].top1, "valid_loss": tests[number].loss}
-                rows.append(row)
+    rows = []
+    for _, stage, row in _stages(runs):
+        tests = {epoch_number(stage.epoch(test.iter)): test for test in stage.tests if not test.ema}
+        for number, part in stage.by_epoch():
+            rates, losses, seconds = (stage.updates[name][part] for name in ("lr", "loss", "seconds"))
+            row |= {"epoch": number, "lr": rates[-1], "train_loss": fmean(losses), "seconds": sum(seconds)}
+            test = tests.get(number)
+            rows.append(row | ({"valid_accuracy": test.top1, "valid_loss": test.loss} if test else {}))
     return Table("Epochs", columns, rows)
 
 
@@ -140,18 +141,16 @@ def iterations_table(runs: Sequence[Run]) -> Table:
         _TOP5,
     )
     rows: list[Row] = []
-    for run in runs:
-        for stage in run.history.stages:
-            lines: list[Row] = []
-            for test in stage.tests:
-                what = "ema_test" if test.ema else "test"
-                lines.append(row_of(columns, test, run=run.label, epoch=stage.epoch(test.iter), what=what))
-            for iter, lr, loss, images, seconds in stage.rows("iter", "lr", "loss", "images", "seconds"):
-                if stage.displays(iter):
-                    row: Row = {"run": run.label, "stage": stage.name, "iter": iter, "epoch": stage.epoch(iter)}
-                    speed = images / seconds if seconds else None
-                    lines.append({**row, "what": "train", "lr": lr, "loss": loss, "images_per_s": speed})
-            rows += sorted(lines, key=lambda row: (row["iter"], row["what"] != "train"))
+    for _, stage, about in _stages(runs):
+        lines: list[Row] = []
+        for iter, lr, loss, images, seconds in stage.rows("iter", "lr", "loss", "images", "seconds"):
+            if stage.displays(iter):
+                line: Row = {"iter": iter, "epoch": stage.epoch(iter), "what": "train", "lr": lr, "loss": loss}
+                lines.append(line | {"images_per_s": images / seconds if seconds else None})
+        for test in stage.tests:
+            what = "ema_test" if test.ema else "test"
+            lines.append(row_of(columns, test, epoch=stage.epoch(test.iter), what=what))
+        rows += [line | about for line in sorted(lines, key=itemgetter("iter"))]
     return Table("Displayed iterations and evaluations", columns, rows)
 
 
@@ -206,10 +205,11 @@ def seeds_table(runs: Sequence[Run]) -> Table:
     columns += [Column("n", "n", "count", dull=1), Column("seeds", "seeds")]
     rows, same = [], []
     for group in groups(runs):
-        seeds = [str(one["seed"]) for one in group]
+        name, seeds = str(group[0]["stage"]), [str(one["seed"]) for one in group]
         independent = len({*seeds}) == len(seeds)
-        same += [] if independent else [str(group[0]["stage"])]
-        row: Row = {"stage": group[0]["stage"], "n": len(group), "seeds": listed(seeds, MOST)}
+        if not independent:
+            same.append(name)
+        row: Row = {"stage": name, "n": len(group), "seeds": listed(seeds, MOST)}
         row["runs"] = listed([str(one["run"]) for one in group], MOST)
         for key in (score.key for score in _SCORES):
             values = [float(value) for one in group if (value := one[key]) is not None]
@@ -247,24 +247,22 @@ def effect_table(runs: Sequence[Run], setting: str, across: str | None = None) -
             f"no two finished stages of a run differ in {setting} alone",
             "`stagerun plan DIR` shows what stages change; `report --by stage` what they came to",
         )
-    differences: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    pairs: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for run, other, tops in matched:
-        for value, top1 in tops.items():
-            if value != base and base in tops:
-                differences[other, value][run].append((top1, top1 - tops[base]))
-    seeds = [str([run.seed(stage) for stage in run.history.stages]) for run in runs]
-    independent = len({*seeds}) == len(seeds)
+        for value, top1 in tops.items() if base in tops else ():
+            if value != base:
+                pairs[other, value][run].append((top1, top1 - tops[base]))
+    independent = len({str([run.seed(stage) for stage in run.history.stages]) for run in runs}) == len(runs)
     rows: list[Row] = []
-    for other, value in sorted(differences, key=lambda key: [*map(_size, key)]):
-        pairs = differences[other, value].values()
-        means = [fmean(difference for _, difference in of_run) for of_run in pairs]
-        mean, n, low, high = fmean(means), len(means), None, None
+    for other, value in sorted(pairs, key=lambda key: [*map(_size, key)]):
+        by_run = pairs[other, value].values()
+        levels, means = ([fmean(pair[side] for pair in of_run) for of_run in by_run] for side in (0, 1))
+        n, mean = len(means), fmean(means)
+        row: Row = {"across": other, "value": value, "top1": fmean(levels), "difference": mean, "runs": n}
         if n > 1 and independent:
             half = t95(n - 1) * stdev(means) / n**0.5
-            low, high = mean - half, mean + half
-        level = fmean(fmean(top1 for top1, _ in of_run) for of_run in pairs)
-        row: Row = {"across": other, "value": value, "top1": level, "difference": mean, "low": low, "high": high}
-        rows.append({**row, "pairs": sum(map(len, pairs)), "runs": n})
+            row |= {"low": mean - half, "high": mean + half}
+        rows.append({**row, "pairs": sum(map(len, by_run))})
     note = "difference: of top-1, in percentage points, between matched stages"
     columns = (
         Column("across", across or ""),
@@ -291,11 +289,12 @@ def _matched(run: Run, setting: str, across: str | None) -> list[tuple[str, dict
     """Return the groups of stages that are alike but for `setting`: the value of `across`, and top-1 by the value of `setting`."""
     alike: dict[str, tuple[str, dict[str, float]]] = {}
     for stage in run.history.stages:
-        if stage.finished and stage.finished.top1 is not None and not stage.left_out and not run.is_stale(stage):
+        top1 = stage.finished.top1 if stage.finished and not stage.left_out and not run.is_stale(stage) else None
+        if top1 is not None:
             recipe = facts(run, stage)
             others = str({key: value for key, value in recipe.items() if not _belongs(key, setting)})
             group = recipe.get(across, "(none)") if across else ""
-            alike.setdefault(others, (group, {}))[1][recipe.get(setting, "(none)")] = stage.finished.top1
+            alike.setdefault(others, (group, {}))[1][recipe.get(setting, "(none)")] = top1
     return list(alike.values())
 
 

@@ -107,13 +107,19 @@ def _print_address(host: str, port: int, token: str) -> None:
         tell("Ctrl-C ends it")
 
 
-class Hub:
-    """The sections of the page. They are rendered when a page asks and a file has changed."""
+class Server(ThreadingHTTPServer):
+    """The sections of the page are rendered when a page asks and a file has changed. OSError, UnicodeError if the
+    address can't be used."""
 
-    def __init__(self, folders: Folders) -> None:
-        self.folders = folders
+    daemon_threads = True
+
+    def __init__(self, folders: Folders, token: str, host: str, port: int) -> None:
+        self.folders, self.token = folders, token
         self._sections: dict[str, str] = {}
         self._lock, self._looked, self._pause = threading.Lock(), 0.0, 0.0
+        self.hosts = {LOOPBACK, "localhost", "::1", host.lower(), socket.gethostname().lower()}
+        self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        super().__init__((host, port), Handler)
 
     def sections(self) -> dict[str, str]:
         with self._lock:
@@ -121,29 +127,14 @@ class Hub:
             runs_due = waited >= self._pause and (waited > AGES_S or self.folders.moved())
             if not self._sections or runs_due or self.folders.edited():
                 began = time.thread_time()
-                self._sections |= self._look()
+                try:
+                    self.folders.read()
+                    self._sections |= page.render(self.folders)
+                except Exception as error:
+                    traceback.print_exc()
+                    self._sections |= page.bug(error)
                 self._looked, self._pause = time.monotonic(), max(RUNS_S, (time.thread_time() - began) / SHARE)
             return self._sections
-
-    def _look(self) -> dict[str, str]:
-        try:
-            self.folders.read()
-            return page.render(self.folders)
-        except Exception as error:
-            traceback.print_exc()
-            return page.bug(error)
-
-
-class Server(ThreadingHTTPServer):
-    """OSError, UnicodeError if the address can't be used."""
-
-    daemon_threads = True
-
-    def __init__(self, folders: Folders, token: str, host: str, port: int) -> None:
-        self.hub, self.token = Hub(folders), token
-        self.hosts = {LOOPBACK, "localhost", "::1", host.lower(), socket.gethostname().lower()}
-        self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        super().__init__((host, port), Handler)
 
     def server_bind(self) -> None:
         TCPServer.server_bind(self)  # HTTPServer's looks up the name of the host, which may take long
@@ -178,23 +169,20 @@ class Handler(BaseHTTPRequestHandler):
 
     def _text(self, path: str) -> str | None:
         """Return what is at a path below the token; `sections/VERSION.json`: the version, and the sections unless it is VERSION."""
-        folders, (name, _, rest) = self.server.hub.folders, path.partition("/")
+        folders, (name, _, rest) = self.server.folders, path.partition("/")
         if path == "":
-            return page.document(folders, self.server.hub.sections(), LINKS)
+            return page.document(folders, self.server.sections(), LINKS)
         if path == "page.css":
             return stylesheet() + page.file_text(path)
         if path == "page.js":
             return page.file_text(path)
         if name == "sections":
-            sections = self.server.hub.sections()
+            sections = self.server.sections()
             version = hashlib.sha256(repr(sections).encode(errors="replace")).hexdigest()
             return json.dumps([version, {} if rest == f"{version}.json" else sections])
-        if (
-            name == "stage"
-            and folders.planned is not None
-            and (stage := unquote(rest)) in folders.planned.picture.stages
-        ):
-            return page.detail(folders.planned, stage)
+        planned, stage = folders.planned, unquote(rest)
+        if name == "stage" and planned is not None and stage in planned.picture.stages:
+            return page.detail(planned, stage)
         return None
 
     def _answer(self, code: int, text: str, kind: str = "text/plain") -> None:

@@ -25,11 +25,11 @@ from stagerun.engine.solvers import make_update
 from stagerun.engine.state import TrainState, momentum, weights
 from stagerun.engine.update import Outcome, Stop, clip_summed, not_finite, summed, too_fast
 from stagerun.schedule.rates import boundaries
-from stagerun.train.agreement import rank0
+from stagerun.train.agreement import hand_out, rank0
 from stagerun.train.context import Context, StageRun
 from stagerun.train.exchange import Read, counted
 from stagerun.train.progress import ARRIVALS
-from stagerun.wire.holding import Measured
+from stagerun.wire.holding import Measured, flat
 from stagerun.wire.replay import Record, Turns, record_of
 
 if TYPE_CHECKING:
@@ -102,19 +102,21 @@ class Server:
         self.state, self.loop, self.turns, self.record, self.recorded = state, loop, turns, record, recorded
         self.news: deque[Iterated | NotFinite] = deque()
         trained = state.solver.parameters
-        self._weights = torch.cat([flat(p.tensor) for p in trained])
+        vectors = [flat(p.tensor) for p in trained]
+        lengths = list(map(len, vectors))
+        self._weights = torch.cat(vectors)
         self._gradient = torch.zeros_like(self._weights)
-        copies, lengths = [], [p.tensor.numel() for p in trained]
-        pieces = zip(trained, self._weights.split(lengths), self._gradient.split(lengths), strict=True)
-        for parameter, piece, gradient in pieces:
-            tensor = nn.Parameter(piece, requires_grad=False)
-            tensor.grad = gradient
-            copies.append(replace(parameter, tensor=tensor))
+        pieces = [nn.Parameter(piece, requires_grad=False) for piece in self._weights.split(lengths)]
+        for piece, gradient in zip(pieces, self._gradient.split(lengths), strict=True):
+            piece.grad = gradient
+        copies = [replace(parameter, tensor=piece) for parameter, piece in zip(trained, pieces, strict=True)]
         self._update = make_update(copies, state.solver.settings)
-        remembered = [tensor for kept in self._update.history.values() for tensor in kept.values()]
-        self._history = [(flat(a), flat(b)) for a, b in zip(momentum(state).values(), remembered, strict=True)]
-        for of_state, ours in self._history:
-            ours.copy_(of_state)
+        remembered = [flat(tensor) for kept in self._update.history.values() for tensor in kept.values()]
+        # Each vector of the state, and the server's.
+        of_state = [*vectors, *map(flat, momentum(state).values())]
+        self._vectors = list(zip(of_state, [*pieces, *remembered], strict=True))
+        for theirs, ours in self._vectors:
+            ours.copy_(theirs)
         # The newest versions of the weights: pulls of a replay may be late.
         late = max(recorded.staleness, default=0) if recorded is not None else 0
         self._versions = deque([self._weights.clone()], maxlen=1 + late)
@@ -166,9 +168,8 @@ class Server:
 
     def hand_back(self) -> None:
         """Copy weights and history to the state of rank 0."""
-        unpack(self._weights, [p.tensor for p in self.state.solver.parameters])
-        for of_state, ours in self._history:
-            of_state.copy_(ours)
+        for theirs, ours in self._vectors:
+            theirs.copy_(ours)
 
     def _count(self, replica: int, vectors: Sequence[Tensor], iteration: int, loss: float, wrong: str) -> None:
         """Apply the push of an iteration, or end the leg if it is not finite."""
@@ -212,17 +213,6 @@ class Server:
                 return answer
             self._changed.wait()
         raise self._error
-
-
-def flat(tensor: Tensor) -> Tensor:
-    """Return a dense tensor's elements in memory order: a view [n]."""
-    return tensor.detach().as_strided((tensor.numel(),), (1,))
-
-
-def unpack(vector: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Undo `flat` for several tensors."""
-    for tensor, piece in zip(tensors, vector.split([tensor.numel() for tensor in tensors]), strict=True):
-        flat(tensor).copy_(piece)
 
 
 class Asynchronous(Measured):
@@ -270,7 +260,7 @@ class Asynchronous(Measured):
         self.ends = boundaries(solver, loop.branch_points) if recorded is None else recorded.ends
         self.device_batch_size = solver.device_batch_size
         parameters = [p.tensor for p in state.solver.parameters]
-        self.trained: list[Tensor] = [*parameters]
+        self.trained = list(map(flat, parameters))
         self.reducer: Reducer = make_reducer(self.determinism, parameters, SoloComm(), loop.arithmetic.logical_workers)
         self.ahead: deque[tuple[ExitStack, Iterator[Batch]]] = deque()  # images of reserved iterations
         self.server: Server | None = None
@@ -333,7 +323,8 @@ class Asynchronous(Measured):
                 yield self.server.news.popleft()
             if end is not None:
                 return end
-            unpack(vectors[0], self.trained)
+            for tensor, piece in zip(self.trained, vectors[0].split(list(map(len, self.trained))), strict=True):
+                tensor.copy_(piece)
             for iteration in iterations[len(self.ahead) :]:
                 start, stack = loop.start_position + iteration * loop.batch_size, ExitStack()
                 batches = stack.enter_context(read([(start + worker * size, size) for worker in loop.logical_workers]))
@@ -392,7 +383,4 @@ class Asynchronous(Measured):
         if self.server is not None:
             self.server.hand_back()
             self.arrivals = self.server.record.encoded()
-        for tensor in (*weights(self.state).values(), *momentum(self.state).values()):
-            whole = tensor.contiguous()
-            self.comm.broadcast(whole)
-            tensor.copy_(whole)
+        hand_out(self.comm, (*weights(self.state).values(), *momentum(self.state).values()))

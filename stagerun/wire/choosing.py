@@ -26,7 +26,7 @@ from stagerun.train.agreement import everyone, rank0
 from stagerun.train.progress import progress_of
 from stagerun.train.resident import training_batches
 from stagerun.train.stage_loop import arithmetic_of
-from stagerun.wire.rules import DENSE, Chosen, applied, grouped, identity_of, read_chosen, write_chosen
+from stagerun.wire.rules import DENSE, Chosen, applied, called, grouped, identity_of, read_chosen, write_chosen
 
 if TYPE_CHECKING:
     from stagerun.train.context import StageRun
@@ -131,10 +131,6 @@ def decided(taken: Mapping[str, Sequence[float]]) -> tuple[str, str]:
     if ratio > CLEARLY or high >= 1:
         return DENSE, f"nothing is clearly faster: {best} takes {ratio:.2f} times as long"
     return best, f"it takes {ratio:.2f} times as long as dense"
-
-
-def called(method: str) -> str:
-    return "dense" if method == DENSE else method
 
 
 def _event(

@@ -49,11 +49,9 @@ class Compressing(Holding):
         tensors = {p.name: p.tensor for p in self.state.solver.parameters}
         self.tensors = {name: tensors[name] for name in self.rules}
         if any(remembers(rule) for rule in self.rules.values()):
-            bases = {}
-            for name, rule in self.rules.items():
-                if shape := operator(rule, self.tensors[name].shape).basis():
-                    bases[name] = shape
-            self.residual = Residual(self.tensors, self.runs, self.comm.rank, bases)
+            bases = {name: operator(rule, tensors[name].shape).basis() for name, rule in self.rules.items()}
+            shapes = {name: shape for name, shape in bases.items() if shape}
+            self.residual = Residual(self.tensors, self.runs, self.comm.rank, shapes)
             self.owners = [rank for rank, run in enumerate(self.runs) for _ in run]
             self.file_bytes = sum(t.nbytes for t in self.in_file().values())
 
@@ -87,11 +85,11 @@ class Compressing(Holding):
         how, rules, tensors = self.how, self.rules, self.tensors
         if all(rule.method is Method.NONE for rule in rules.values()):
             return super().make_reducer()
-        together = sum(rule == how for rule in rules.values()) if how.scope is Scope.ENTIRE_MODEL else 0
-        everything = sum(tensors[name].numel() for name, rule in rules.items() if rule == how)
-        shapes = {n: (everything,) if together and rule == how else tensors[n].shape for n, rule in rules.items()}
+        together = [name for name, rule in rules.items() if rule == how] if how.scope is Scope.ENTIRE_MODEL else []
+        everything = (sum(tensors[name].numel() for name in together),)
+        shapes = {name: everything if name in together else tensor.shape for name, tensor in tensors.items()}
         operators = [operator(rule, shapes[name], self.runs[-1].stop) for name, rule in rules.items()]
-        cut = Cut(seed=self.solver.random_seed, each=self.determinism is not Determinism.FIXED, whole=together)
+        cut = Cut(seed=self.solver.random_seed, each=self.determinism is not Determinism.FIXED, whole=len(together))
         after = CompressedReducer(tensors, operators, self.comm, self.runs, cut, self.residual, self.kept)
         return From(how.start_iter, super().make_reducer(), after) if how.start_iter else after
 

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from stagerun.base.errors import ResumeRefused
 from stagerun.base.recipe import Determinism, Solver
-from stagerun.comm import Comm, dense_bytes
+from stagerun.comm import Comm, Wait, dense_bytes
 from stagerun.engine.codec import Digests, Packed, Tensors, decode, digest_on_device
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import TAIL
-from stagerun.train.agreement import rank0
+from stagerun.train.agreement import hand_out, rank0
 from stagerun.train.context import StageRun
 from stagerun.train.exchange import Exchange
 from stagerun.wire.operators import by_pieces
@@ -111,10 +111,9 @@ class Holding(Measured):
                 part.copy_(tensor)
             self.comm.broadcast(vector)
             self.take(number, vector)
-        for name, tensor in self.common().items():
-            whole = (saved[name].to(tensor) if saved else tensor).contiguous()
-            self.comm.broadcast(whole)
-            tensor.copy_(whole)
+        for name, tensor in self.common().items() if saved else ():
+            tensor.copy_(saved[name])
+        hand_out(self.comm, self.common().values())
 
 
 def require_alike(saved: Tensors, like: Tensors) -> None:
@@ -130,24 +129,41 @@ def require_alike(saved: Tensors, like: Tensors) -> None:
 
 
 def slice_sum(
-    comm: Comm, sent: Tensor, counts: Sequence[int], add: Callable[[Sequence[Tensor]], Tensor]
-) -> Callable[[], Tensor]:
-    """Sum the rows of `sent` over all ranks; rank r has `counts[r]` rows. Each rank gets its slice of every row, `add`s these in order, and sends
-    the sum to all: the same bits for any number of ranks. Each sends (W-1)/W of its rows and as much of one vector: with a row each as much
-    as a ring all-reduce. The returned function waits for the sum. Collective."""
-    size, width = comm.size, sent.shape[1] // comm.size
-    by_rank = sent.view(len(sent), size, width).transpose(0, 1).contiguous().view(-1)
-    received = sent.new_empty(sum(counts) * width)
-    wait = comm.exchange(by_rank, [len(sent) * width] * size, received, [count * width for count in counts])
+    comm: Comm,
+    rows: Sequence[Sequence[Tensor]],
+    counts: Sequence[int],
+    out: Sequence[Tensor],
+    add: Callable[[Sequence[Tensor]], Tensor],
+    dtype: torch.dtype,
+) -> Wait:
+    """Sum rows over all ranks into `out`, sent as `dtype`. Rank r has `counts[r]` rows, each with a vector for each of
+    `out`. Collective.
 
-    def finish() -> Tensor:
+    Each rank gets its slice of every row, `add`s these in order, and sends the sum to all: the same bits for any number
+    of ranks. Each sends (W-1)/W of its rows and as much of one vector: with a row each as much as a ring all-reduce.
+    `rows` may be changed afterwards. The returned function waits for the sum."""
+    lengths, size = list(map(len, out)), comm.size
+    length, width = sum(lengths), -(-sum(lengths) // size)
+    sent = out[0].new_zeros((len(rows), size * width), dtype=dtype)
+    for whole, row in zip(sent, rows, strict=True):
+        for place, part in zip(whole[:length].split(lengths), row, strict=True):
+            by_pieces(Tensor.copy_, place, part)
+    by_rank = sent.view(len(rows), size, width).transpose(0, 1).contiguous().view(-1)
+    received = sent.new_empty(sum(counts) * width)
+    wait = comm.exchange(by_rank, [len(rows) * width] * size, received, [count * width for count in counts])
+
+    def finish() -> None:
         wait()
-        total = add(received.split(width))
-        slices = [total if rank == comm.rank else torch.empty_like(total) for rank in range(size)]
+        whole = received.new_empty(size * width)
+        slices = whole.split(width)
+        by_pieces(Tensor.copy_, slices[comm.rank], add(received.split(width)))
         comm.complete(slices)()
-        whole = total.new_empty(size * width)
-        for target, piece in zip(whole.split(width), slices, strict=True):
+        for target, piece in zip(out, whole[:length].split(lengths), strict=True):
             by_pieces(Tensor.copy_, target, piece)
-        return whole
 
     return finish
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """Return a dense tensor's elements in memory order: a view [n]."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))

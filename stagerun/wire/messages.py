@@ -1,7 +1,7 @@
 """Operators by the rules of `compress_param`; QSGD and TernGrad, which round; and how much of the gradients messages keep."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -23,6 +23,7 @@ from stagerun.wire.operators import (
     Fixed,
     OneRound,
     Operator,
+    Piece,
     expect,
     from_bytes,
     joined,
@@ -32,10 +33,9 @@ from stagerun.wire.operators import (
     picked,
     pieces,
     put,
-    take,
     to_bytes,
     unpack,
-    zeros,
+    zero_bytes,
 )
 from stagerun.wire.rules import METHODS, SETTINGS, settings_of
 from stagerun.wire.sparse import PowerSgd, RandomK, Threshold, TopK, saves
@@ -61,34 +61,27 @@ class Qsgd(OneRound):
         n, device = vector.numel(), vector.device
         rows = -(-n // BUCKET)
         uniform = draw.uniform(device)
-        low = zeros((rows, BUCKET), vector, torch.uint8)
-        high = zeros((rows, BUCKET), vector, torch.uint8) if self.qstates > 255 else None
-        norms = vector.new_empty(rows)
-        widths = torch.empty(rows, dtype=torch.uint8, device=device)
-        upper = []
-        for p in pieces(n, device):
-            row = slice(p.start // BUCKET, -(-p.stop // BUCKET))
+        low, high = zero_bytes(vector, rows, BUCKET), zero_bytes(vector, rows, BUCKET)
+        norms, widths = vector.new_empty(rows), zero_bytes(vector, rows)
+        for p in pieces(vector):
+            row = _rows(p)
             missing = -vector[p].numel() % BUCKET
             block = (torch.nn.functional.pad(vector[p], (0, missing)) if missing else vector[p]).view(-1, BUCKET)
             norms[row] = norm = _row_norms(block)
             codes = self._codes(block, norm, uniform(block.numel()).view(-1, BUCKET))
-            low[row] = codes
+            low[row], high[row] = codes, codes >> 8
             widths[row] = torch.frexp(codes.amax(1).float()).exponent.to(torch.uint8)
-            if high is not None:
-                high[row] = codes >> 8
-            elif (widths[row] > 8).any():
-                upper.append(nonzero(codes.view(-1) > 255) + p.start)
         parts = [to_bytes(norms), widths, *_packed(low, widths.clamp(max=8), n)]
-        if high is not None:
+        if self.qstates > 255:
             parts += _packed(high, widths.clamp(min=8) - 8, n)
-        elif upper:
-            parts.append(to_bytes(joined(upper).int()))
+        elif (widths > 8).any():
+            parts.append(to_bytes(nonzero(high.view(-1)).int()))
         message = joined(parts)
-        if message.numel() < n * vector.element_size():
+        if message.numel() < vector.nbytes:
             return message
-        decoded = torch.zeros_like(vector)
-        self.decode(message, decoded, None)
-        return to_bytes(decoded)
+        whole = torch.zeros_like(vector)
+        self.decode(message, whole, None)
+        return to_bytes(whole)
 
     def _codes(self, block: Tensor, norm: Tensor, uniform: Tensor) -> Tensor:
         """int32 [rows, 512]"""
@@ -99,30 +92,32 @@ class Qsgd(OneRound):
         whole = level.copysign_(block).int()  # cut off towards 0
         return (whole >> 31).bitwise_xor_(whole.add_(whole))
 
-    def decode(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
-        n, device = out.numel(), out.device
+    def decoded(self, message: Tensor, like: Tensor) -> Iterator[Piece]:
+        n = like.numel()
         rows = -(-n // BUCKET)
-        at = rows * out.element_size()
-        norms, widths = from_bytes(message[:at], out.dtype), message[at : at + rows]
+        at = rows * like.element_size()
+        norms, widths = from_bytes(message[:at], like.dtype), message[at : at + rows]
         low, at = _unpacked(message, at + rows, widths.clamp(max=8), n)
-        high = upper = None
+        high = None
         if self.qstates > 255:
             high, at = _unpacked(message, at, widths.clamp(min=8) - 8, n)
+            expect(message, at)
         elif at < message.numel():
-            upper = from_bytes(message[at:], torch.int32).long()
-            at = message.numel()
-        expect(message, at)
-        if upper is not None:
-            high = zeros((rows, BUCKET), low, torch.uint8)
-            put(high.view(-1), upper, 1)
-        for p in pieces(n, device):
-            row = slice(p.start // BUCKET, -(-p.stop // BUCKET))
+            high = zero_bytes(low, rows, BUCKET)
+            put(high.view(-1), from_bytes(message[at:], torch.int32).long(), 1)
+        for p in pieces(like):
+            row = _rows(p)
             codes = low[row].int()
             if high is not None:
                 codes += high[row].int() << 8
-            value = ((codes >> 1) ^ -(codes & 1)).to(out.dtype).div_(self.qstates)
+            value = ((codes >> 1) ^ -(codes & 1)).to(like.dtype).div_(self.qstates)
             value.mul_(norms[row].view(-1, 1))
-            take(value.view(-1)[: p.stop - p.start], out[p], None if vector is None else vector[p])
+            yield p, value.view(-1)[: p.stop - p.start]
+
+
+def _rows(p: slice) -> slice:
+    """Return the rows of 512 numbers in a piece."""
+    return slice(p.start // BUCKET, -(-p.stop // BUCKET))
 
 
 def _row_norms(block: Tensor) -> Tensor:
@@ -153,11 +148,11 @@ def _packed(codes: Tensor, widths: Tensor, n: int) -> list[Tensor]:
 
 def _unpacked(message: Tensor, at: int, widths: Tensor, n: int) -> tuple[Tensor, int]:
     """Return codes [rows, 512] and where in the message the next part begins."""
-    codes = zeros((len(widths), BUCKET), message, torch.uint8)
+    codes = zero_bytes(message, len(widths), BUCKET)
     for width, rows, size in _lengths(widths, n):
         part, count = message[at : at + size], len(rows) * BUCKET
         expect(part, size)
-        whole = joined((part, zeros((count // 8 * width - size,), part, torch.uint8)))
+        whole = joined((part, zero_bytes(part, count // 8 * width - size)))
         put(codes, rows, unpack(whole, width, count).view(-1, BUCKET))
         at += size
     return codes, at
@@ -177,29 +172,24 @@ class TernGrad(Fixed):
         return element_size + (n * WIDTH + 7) // 8
 
     def encode_all(self, vector: Tensor, draw: Draw) -> Tensor:
-        n, device, scale = vector.numel(), vector.device, _scale(vector)
-        start = vector.element_size()
-        message = torch.empty(self.coded(n, start), dtype=torch.uint8, device=device)
-        message[:start] = to_bytes(scale)
-        uniform = draw.uniform(device)
-        for p in pieces(n, device):
+        scale, uniform = _scale(vector), draw.uniform(vector.device)
+        parts = [to_bytes(scale)]
+        for p in pieces(vector):
             count = p.stop - p.start
             share, chance = vector[p] / torch.where(scale == 0, 1, scale), uniform(count)
-            codes = torch.zeros(count + -count % 8, dtype=torch.uint8, device=device)
+            codes = zero_bytes(vector, count + -count % 8)
             codes[:count] = (share > chance).to(torch.uint8).add_(-share > chance, alpha=2)
-            part = message[start + p.start * WIDTH // 8 : start + (p.stop * WIDTH + 7) // 8]
-            part.copy_(pack(codes, WIDTH)[: part.numel()])
-        return message
+            parts.append(pack(codes, WIDTH)[: (count * WIDTH + 7) // 8])
+        return joined(parts)
 
-    def decode(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
-        start = out.element_size()
-        scale = from_bytes(message[:start], out.dtype)
+    def decoded(self, message: Tensor, like: Tensor) -> Iterator[Piece]:
+        start = like.element_size()
+        scale = from_bytes(message[:start], like.dtype)
         values = torch.cat((0 * scale, scale, -scale, 0 * scale))  # 0 of what isn't finite is NaN
-        per, table = 8 // WIDTH, values[_codes_of_bytes(out.device)]
-        for p in pieces(out.numel(), out.device):
+        per, table = 8 // WIDTH, values[_codes_of_bytes(like.device)]
+        for p in pieces(like):
             part = message[start + p.start // per : start + -(-p.stop // per)]
-            value = table.index_select(0, part.int()).view(-1)[: p.stop - p.start]
-            take(value, out[p], None if vector is None else vector[p])
+            yield p, table.index_select(0, part.int()).view(-1)[: p.stop - p.start]
 
 
 def _scale(vector: Tensor) -> Tensor:
@@ -207,7 +197,7 @@ def _scale(vector: Tensor) -> Tensor:
     top = largest_of(vector)
     divisor = torch.where(top == 0, 1, top)
     total = torch.zeros(1, dtype=torch.float64, device=vector.device)
-    for p in pieces(vector.numel(), vector.device):
+    for p in pieces(vector):
         total += torch.linalg.vector_norm(vector[p] / divisor, dtype=torch.float64).square_()
     sigma = (total / vector.numel()).sqrt_()  # in units of the largest
     return (top * torch.clamp(2.5 * sigma, max=1.0)).to(vector.dtype)
@@ -278,6 +268,9 @@ class Item:
     start: int
     stop: int
 
+    def of(self, vector: Tensor) -> Tensor:
+        return vector[self.start : self.stop]
+
 
 class Kept:
     """Measures how much of its gradients sender 0's messages keep, at every `every`-th iteration; 0: never. No bit depends on it. The reducer calls
@@ -291,40 +284,37 @@ class Kept:
         """`iter`: updates done in the stage."""
         self._items, self.due = {}, self.every > 0 and (iter + 1) % self.every == 0
 
-    def sent(self, item: Item, c: Tensor, size: int, lacks: Tensor | None = None) -> None:
-        """Record a message of the first round, of so many bytes. `lacks`: the part of `c` that it leaves out, None if it follows (`left`)."""
-        lost = None if lacks is None else _norm(lacks)
+    def sent(self, item: Item, c: Tensor, size: int) -> None:
+        """Record a message of so many bytes; `c` counts at the first round's."""
+        before = self._items.get(item.number)
+        norm, bytes = (before.norm, before.bytes) if before is not None else (_norm(c), 0)
         self._items[item.number] = CompressedItem(
-            name=item.name, norm=_norm(c), residual_norm=lost, kept=None, bytes=size
+            name=item.name, norm=norm, residual_norm=None, kept=None, bytes=bytes + size
         )
 
     def encoded(self, item: Item, c: Tensor, message: Tensor, draw: Draw) -> None:
-        """Record a message. Its loss is the residual after the last round (`left`); without a residual decode the message, which works for methods of
-        one round."""
-        operator, out, copy = item.operator, None, c.clone()
+        """Record the message of the first round. Its loss is the residual after the last round (`left`); without a
+        residual decode the message, which works for methods of one round."""
+        operator, copy = item.operator, c.clone()
+        self.sent(item, c, message.numel())
         if not operator.residual and len(operator.sizes(c.numel(), c.element_size())) == 1:
             out = torch.zeros_like(c)
             steps = operator.steps([copy], [0], draw, out)
             next(steps)
             with suppress(StopIteration):
                 steps.send([message])
-        self.sent(item, c, message.numel(), None if out is None else c - out)
-
-    def one_more(self, item: Item, message: Tensor) -> None:
-        """Record the message of a later round."""
-        before = self._items[item.number]
-        self._items[item.number] = replace(before, bytes=before.bytes + message.numel())
+            self.left(item, c - out)
 
     def left(self, item: Item, residual: Tensor) -> None:
-        """Record the residual after the last round."""
+        """Record what the messages lack."""
         self._items[item.number] = replace(self._items[item.number], residual_norm=_norm(residual))
 
     def take(self) -> tuple[CompressedItem, ...]:
         """Return the items in model order; () if the iteration was not due, or a number overflowed."""
         by_number, self._items = self._items, {}
-        items = tuple(_rounded(by_number[number]) for number in sorted(by_number, reverse=True))
+        items = [by_number[number] for number in sorted(by_number, reverse=True)]
         finite = all(math.isfinite(item.norm) and math.isfinite(item.residual_norm or 0.0) for item in items)
-        return items if finite else ()
+        return tuple(map(_rounded, items)) if finite else ()
 
 
 def _rounded(item: CompressedItem) -> CompressedItem:
@@ -337,5 +327,5 @@ def _rounded(item: CompressedItem) -> CompressedItem:
 
 
 def _norm(vector: Tensor) -> float:
-    parts = [torch.linalg.vector_norm(vector[p], dtype=torch.float64) for p in pieces(vector.numel(), vector.device)]
+    parts = [torch.linalg.vector_norm(vector[p], dtype=torch.float64) for p in pieces(vector)]
     return float(torch.linalg.vector_norm(torch.stack(parts)))

@@ -27,8 +27,9 @@ Operators keep nothing between iterations. Work is done in the calling thread, o
 threads. What is NaN or infinite in a vector is not finite in `out` somewhere; residuals and state are invalid then.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,20 +38,23 @@ from torch import Tensor
 # Each message is a separate uint8 vector; a round has one per sender.
 Steps = Generator[list[Tensor], Sequence[Tensor], Tensor | None]
 
+Piece = tuple[slice, Tensor]  # a part of a vector, and its numbers
+
 # Elements that are worked on at a time on a CPU: small enough for the L2 cache, and for torch not to start threads (it does from 32768
 # on), which would take the cores of backward. A multiple of 512, the buckets of QSGD.
 PIECE = 63 * 512
 
 
-def pieces(n: int, device: torch.device) -> Iterator[slice]:
-    """Yield the parts to work on at a time: all at once on a GPU."""
-    step = PIECE if device.type == "cpu" else max(n, 1)
+def pieces(vector: Tensor) -> Iterator[slice]:
+    """Yield the parts of a vector, or of a matrix's rows, to work on at a time: all at once on a GPU."""
+    n = len(vector)
+    step = PIECE if vector.device.type == "cpu" else max(n, 1)
     return (slice(at, min(at + step, n)) for at in range(0, n, step))
 
 
 def by_pieces(do: Callable[..., Tensor], *vectors: Tensor) -> None:
     """Apply `do` piece by piece: on a CPU without torch's threads, which would take the cores of backward."""
-    for p in pieces(len(vectors[0]), vectors[0].device):
+    for p in pieces(vectors[0]):
         do(*(vector[p] for vector in vectors))
 
 
@@ -115,32 +119,32 @@ class OneRound(Operator):
     """A method whose senders each send one message. A message as long as the vector itself is the decoded vector: so goes a method that
     would save nothing."""
 
-    def size(self, n: int, element_size: int) -> int | None:
-        """Return the bytes of a message; None if they vary."""
-        return None
-
     def encode(self, vector: Tensor, draw: Draw) -> Tensor:
         """Return the message: uint8 [bytes], on the device of the vector, which stays unchanged. `draw` has the sender."""
         raise NotImplementedError
 
-    def decode(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
-        """out += the decoded message, the same bits on every rank; and vector -= decoded, if not None."""
+    def decoded(self, message: Tensor, like: Tensor) -> Iterator[Piece]:
+        """Yield the decoded message, a vector as `like`: the same bits on every rank."""
         raise NotImplementedError
 
-    def sizes(self, n: int, element_size: int) -> tuple[int | None, ...]:
-        return (self.size(n, element_size),)
+    def decode(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
+        """out += the decoded message; and vector -= decoded, if not None."""
+        take(self.decoded(message, out), out, vector)
+
+    def sizes(self, n: int, element_size: int) -> tuple[int | None]:
+        return (None,)
 
     def steps(
         self, vectors: Sequence[Tensor], senders: Sequence[int], draw: Draw, out: Tensor, state: Tensor | None = None
     ) -> Steps:
         messages = yield [self.encode(v, draw.of(s)) for v, s in zip(vectors, senders, strict=True)]
         residuals = dict(zip(senders, vectors, strict=True)) if self.residual else {}
-        fixed = self.size(out.numel(), out.element_size())
+        (fixed,) = self.sizes(out.numel(), out.element_size())
         for sender, message in enumerate(messages):
             if fixed is not None:
                 expect(message, fixed)
-            if message.numel() == out.numel() * out.element_size():
-                take(from_bytes(message, out.dtype), out, residuals.get(sender))
+            if message.numel() == out.nbytes:
+                take(numbers(message, out.dtype), out, residuals.get(sender))
             else:
                 self.decode(message, out, residuals.get(sender))
         return None
@@ -150,19 +154,19 @@ class Fixed(OneRound):
     """A method of one round whose message's length follows from n. Where that isn't below the vector's, the vector goes as it is."""
 
     def coded(self, n: int, element_size: int) -> int:
-        """Return the bytes of `encode_all`'s message."""
-        raise NotImplementedError
+        """Return the bytes of `encode_all`'s message; those of the vector if nothing is encoded."""
+        return n * element_size
 
     def encode_all(self, vector: Tensor, draw: Draw) -> Tensor:
         raise NotImplementedError
 
-    def size(self, n: int, element_size: int) -> int:
-        return min(self.coded(n, element_size), n * element_size)
+    def sizes(self, n: int, element_size: int) -> tuple[int]:
+        return (min(self.coded(n, element_size), n * element_size),)
 
     def encode(self, vector: Tensor, draw: Draw) -> Tensor:
-        n, width = vector.numel(), vector.element_size()
-        # Always a copy: the vector becomes a residual while its message is still sent.
-        return self.encode_all(vector, draw) if self.coded(n, width) < n * width else joined([to_bytes(vector)])
+        if self.coded(vector.numel(), vector.element_size()) < vector.nbytes:
+            return self.encode_all(vector, draw)
+        return joined([to_bytes(vector)])  # a copy: the vector becomes a residual while its message is still sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +177,6 @@ class Dense(Fixed):
 
     def wire(self, dtype: torch.dtype) -> torch.dtype | None:
         return dtype
-
-    def coded(self, n: int, element_size: int) -> int:
-        return n * element_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +195,12 @@ class BFloat16(Fixed):
 
     def encode_all(self, vector: Tensor, draw: Draw) -> Tensor:
         message = torch.empty_like(vector, dtype=torch.bfloat16)
-        for p in pieces(vector.numel(), vector.device):
+        for p in pieces(vector):
             message[p] = vector[p].float()
         return to_bytes(message)
 
-    def decode(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
-        take(from_bytes(message, torch.bfloat16), out, vector)
+    def decoded(self, message: Tensor, like: Tensor) -> Iterator[Piece]:
+        return numbers(message, torch.bfloat16)
 
 
 # -- bytes and numbers
@@ -228,17 +229,23 @@ def from_bytes(message: Tensor, dtype: torch.dtype) -> Tensor:
 def largest_of(vector: Tensor) -> Tensor:
     """Return [1]: the largest |v|; NaN if any is NaN."""
     top = vector.new_zeros(1)
-    for p in pieces(vector.numel(), vector.device):
+    for p in pieces(vector):
         top = torch.maximum(top, vector[p].abs().amax())
     return top
 
 
-def take(value: Tensor, out: Tensor, vector: Tensor | None) -> None:
-    """Add a decoded piece to the sum and subtract it from `vector`, what a sender of this rank had to send."""
-    for p in pieces(out.numel(), out.device):
-        out[p].add_(value[p])
+def numbers(message: Tensor, dtype: torch.dtype) -> Iterator[Piece]:
+    """Yield the numbers in the bytes."""
+    whole = from_bytes(message, dtype)
+    return ((p, whole[p]) for p in pieces(whole))
+
+
+def take(decoded: Iterable[Piece], out: Tensor, vector: Tensor | None) -> None:
+    """Add a decoded vector to the sum and subtract it from `vector`, what a sender of this rank had to send."""
+    for p, value in decoded:
+        out[p].add_(value)
         if vector is not None:
-            vector[p].sub_(value[p])
+            vector[p].sub_(value)
 
 
 # -- numbers at some indices of a vector, and vectors made of others, on a CPU by numpy: torch starts threads at a few thousand
@@ -253,16 +260,11 @@ def nonzero(mask: Tensor) -> Tensor:
 
 
 def picked(vector: Tensor, index: Tensor) -> Tensor:
-    if vector.device.type != "cpu":
-        return vector[index]
-    return torch.from_numpy(vector.numpy()[index.numpy()])
+    return torch.as_tensor(_array(vector)[_array(index)])
 
 
-def put(vector: Tensor, index: Tensor, values: Tensor | float) -> None:
-    if vector.device.type != "cpu":
-        vector[index] = values
-    else:
-        vector.numpy()[index.numpy()] = values.numpy() if isinstance(values, Tensor) else values
+def put(vector: Tensor, index: Tensor, values: Tensor | int) -> None:
+    _array(vector)[_array(index)] = _array(values) if isinstance(values, Tensor) else values
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
@@ -271,30 +273,34 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.from_numpy(np.concatenate([p.numpy() for p in parts]))
 
 
-def zeros(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return zeros on the device of `like`."""
+def zero_bytes(like: Tensor, *shape: int) -> Tensor:
+    """Return uint8 zeros on the device of `like`."""
     if like.device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=like.device)
-    return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))
+        return like.new_zeros(shape, dtype=torch.uint8)
+    return torch.from_numpy(np.zeros(shape, np.uint8))
+
+
+def _array(tensor: Tensor) -> Any:
+    """Return the tensor, on a CPU as numpy's view of it; both are indexed alike."""
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor
 
 
 # -- codes of a few bits, packed: code i of each eight is in bits i*width and up of the eight codes' `width` bytes, lowest first. Eight codes
 # are moved at a time, as the bytes of one 64-bit word. Words are little-endian, as on every machine that torch runs on.
 
-_LOW = (0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF, 0x00000000FFFFFFFF)
-_HIGH = (-0x00FF00FF00FF0100, -0x0000FFFF00010000, -0x0000000100000000)
+_LOW = (0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF, 0x00000000FFFFFFFF)  # the lower halves of lanes of 16, 32 and 64 bits
 
 
 def pack(codes: Tensor, width: int) -> Tensor:
-    """uint8 [m width] from codes uint8 [8 m], each below 2**width. A width of 0 gives nothing."""
+    """uint8 [m width] from codes uint8 [8 m], each below 2**width."""
     if width == 8:
         return codes
     words = codes.view(torch.int64)
     packed = torch.empty(len(words), width, dtype=torch.uint8, device=codes.device)
-    for p in pieces(len(words) if width else 0, codes.device):
+    for p in pieces(words):
         word = words[p]
-        for step, (low, high) in enumerate(zip(_LOW, _HIGH, strict=True)):
-            word = (word & low) | ((word & high) >> ((8 - width) << step))
+        for step, low in enumerate(_LOW):
+            word = (word & low) | ((word & ~low) >> ((8 - width) << step))
         packed[p] = word.view(torch.uint8).view(-1, 8)[:, :width]
     return packed.view(-1)
 
@@ -303,14 +309,14 @@ def unpack(packed: Tensor, width: int, count: int) -> Tensor:
     """Return the codes: uint8 [count], a multiple of 8."""
     if width == 8:
         return packed
-    codes = zeros((count,), packed, torch.uint8)
-    words, rows = codes.view(torch.int64), packed.view(-1, width) if width else packed
-    for p in pieces(len(words) if width else 0, packed.device):
+    codes = zero_bytes(packed, count)
+    words, rows = codes.view(torch.int64), packed.view(-1, width)
+    for p in pieces(words):
         word = words[p]
         word.view(torch.uint8).view(-1, 8)[:, :width] = rows[p]
         for step in (2, 1, 0):
             bits = width << step  # of a lane's lower half
-            lanes = sum(((1 << bits) - 1) << at for at in range(0, 64, 16 << step))
-            word = (word & lanes) | ((word & (lanes << bits)) << ((8 << step) - bits))
+            low = sum(((1 << bits) - 1) << at for at in range(0, 64, 16 << step))
+            word = (word & low) | ((word & ~low) << ((8 << step) - bits))
         words[p] = word
     return codes

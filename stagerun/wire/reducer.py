@@ -10,12 +10,12 @@ the timing: that order must be the same on all ranks.
 """
 
 import copy
-import itertools
 import queue
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from stagerun.comm.reduce import FlatReducer, Reducer, Switch, views_of
 from stagerun.system.pulse import Pulse
 from stagerun.wire.holding import Tensors, slice_sum
 from stagerun.wire.messages import Item, Kept
-from stagerun.wire.operators import Draw, Operator, Steps, by_pieces, joined
+from stagerun.wire.operators import Draw, Operator, Steps, by_pieces, from_bytes, joined
 
 SAME = "run the same stagerun on all hosts, and the same command again: it resumes from the newest snapshot"
 
@@ -102,19 +102,16 @@ class CompressedReducer(FlatReducer):
         self.next_bases: Tensors = {}  # once this update is made
 
     def _counts(self, ordered: list[nn.Parameter]) -> list[int]:
-        counts = super()._counts(ordered[self.cut.whole :]) if self.cut.whole < len(ordered) else []
-        counts = [self.cut.whole, *counts] if self.cut.whole else counts
-        start = index = 0
-        for count in counts:
-            members = ordered[index : index + count]
-            lengths = [sum(p.numel() for p in members)] if index < self.cut.whole else [p.numel() for p in members]
-            items = []
-            for n, length in enumerate(lengths, index):
-                name, operator = self.kinds[n]
-                items.append(Item("entire model" if n < self.cut.whole else name, n, operator, start, start + length))
-                start += length
-            self.items.append(items)
-            index += count
+        each, stop = [], 0
+        for number, ((name, operator), p) in enumerate(zip(self.kinds, ordered, strict=True)):
+            start, stop = stop, stop + p.numel()
+            each.append(Item(name, number, operator, start, stop))
+        together, left = self.cut.whole, iter(each[self.cut.whole :])
+        counts = super()._counts(ordered[together:])
+        self.items = [list(islice(left, count)) for count in counts]
+        if together:
+            self.items.insert(0, [Item("entire model", 0, each[0].operator, 0, each[together - 1].stop)])
+            counts.insert(0, together)
         return counts
 
     def begin(self, iter: int = 0) -> None:
@@ -181,11 +178,11 @@ class CompressedReducer(FlatReducer):
     # -- the jobs, in this order: tails, then each chunk; a chunk's answers are decoded after the next one is sent
 
     def _add_tails(self) -> None:
-        size = self.tails[0].nbytes
-        received = self._share([[tail.view(torch.uint8) for tail in self.tails]], [size])()
-        self.total = received[0][0].clone().view(torch.float64)
-        for other in received[0][1:]:
-            self.total.add_(other.clone().view(torch.float64))
+        messages = [tail.view(torch.uint8) for tail in self.tails]
+        (received,) = self._share([messages], [messages[0].numel()])()
+        self.total, *others = (from_bytes(message, torch.float64) for message in received)
+        for other in others:
+            self.total.add_(other)
 
     def _compress(self, chunk: int) -> None:
         items = self.items[chunk]
@@ -209,72 +206,62 @@ class CompressedReducer(FlatReducer):
     def _sum(self, items: Sequence[Item], dtype: torch.dtype) -> Wait:
         """Sum numbers that are only rounded: each rank adds a slice for all, in the order of the senders, and sends the sum to all. Traffic
         grows with the senders of a rank, and not with the number of ranks."""
-        lengths = [item.stop - item.start for item in items]
-        width = -(-sum(lengths) // self.comm.size)
-        sent = self.flat.new_zeros((len(self.local), self.comm.size * width), dtype=dtype)
-        for sender, (row, vector) in enumerate(zip(sent, self.vectors, strict=True)):
-            for item, part in zip(items, row[: sum(lengths)].split(lengths), strict=True):
-                c = vector[item.start : item.stop]
-                if self.kept.due and sender == 0:
-                    self.kept.sent(item, c, c.numel() * dtype.itemsize, c - c.to(dtype).to(c.dtype))
-                by_pieces(Tensor.copy_, part, c)
-                if self.residual is not None:
-                    by_pieces(Tensor.zero_, c)
+        rows = [[item.of(vector) for item in items] for vector in self.vectors]
+        for item, c in zip(items, rows[0], strict=True) if self.kept.due else ():
+            self.kept.sent(item, c, c.numel() * dtype.itemsize)
+            self.kept.left(item, c - c.to(dtype).to(c.dtype))
 
         def total(slices: Sequence[Tensor]) -> Tensor:
-            result = self.flat.new_zeros(width)
+            result = torch.zeros_like(slices[0], dtype=self.flat.dtype)
             for one in slices:
                 by_pieces(Tensor.add_, result, one)
-            return result.to(dtype)
+            return result
 
-        wait = slice_sum(self.quiet, sent, [len(run) for run in self.runs], total)
-
-        def finish() -> None:
-            for item, part in zip(items, wait()[: sum(lengths)].split(lengths), strict=True):
-                by_pieces(Tensor.copy_, self.flat[item.start : item.stop], part)
-
-        return finish
+        out, counts = [item.of(self.flat) for item in items], [len(run) for run in self.runs]
+        wait = slice_sum(self.quiet, rows, counts, out, total, dtype)
+        for row in rows if self.residual is not None else ():
+            for c in row:
+                by_pieces(Tensor.zero_, c)
+        return wait
 
     def _gather(self, items: Sequence[Item]) -> Wait:
         """Send every sender's message of each item to every rank."""
-        rounds, messages = [], []
+        running, messages = [], []
         for item in items:
-            vectors = [vector[item.start : item.stop] for vector in self.vectors]
+            vectors = [item.of(vector) for vector in self.vectors]
             draw = Draw(self.cut.seed, self.iter, -1, item.number)
-            out = self.flat[item.start : item.stop].zero_()
             basis = self.bases.get(item.name)
             state = basis if basis is not None and bool(basis.any()) else None  # drawn for the first update
-            rounds.append(item.operator.steps(vectors, self.local, draw, out, state))
-            messages.append(next(rounds[-1]))
+            steps = item.operator.steps(vectors, self.local, draw, item.of(self.flat).zero_(), state)
+            running.append((item, steps))
+            messages.append(next(steps))
             if self.kept.due:
                 self.kept.encoded(item, vectors[0], messages[-1][0], draw)
-        running = list(zip(items, rounds, strict=True))
-        first = self._share(messages, self._sizes(items, 0))
+        return self._round(0, running, messages)
+
+    def _round(self, number: int, running: Sequence[tuple[Item, Steps]], messages: list[list[Tensor]]) -> Wait:
+        """Start to send the messages of a round; the returned function waits for it and the rounds after it."""
+        element_size = self.flat.element_size()
+        sizes = [item.operator.sizes(item.stop - item.start, element_size)[number] for item, _ in running]
+        arrived = self._share(messages, sizes)
 
         def finish() -> None:
-            arrived, left = first, running
-            for round in itertools.count(1):
-                answers = zip(left, arrived(), strict=True)
-                # Operators with another round, and their messages.
-                more = [(one, sent) for one, got in answers if (sent := self._following(*one, got)) is not None]
-                if not more:
-                    return
-                left = [one for one, _ in more]
-                arrived = self._share([sent for _, sent in more], self._sizes([item for item, _ in left], round))
+            answers = zip(running, arrived(), strict=True)
+            more = [(one, sent) for one, got in answers if (sent := self._following(*one, got)) is not None]
+            if more:
+                left, following = zip(*more, strict=True)
+                self._round(number + 1, left, list(following))()
 
         return finish
 
-    def _sizes(self, items: Sequence[Item], round: int) -> list[int | None]:
-        return [item.operator.sizes(item.stop - item.start, self.flat.element_size())[round] for item in items]
-
     def _following(self, item: Item, steps: Steps, received: list[Tensor]) -> list[Tensor] | None:
         """Return the messages of the next round; None after the last."""
+        vectors = [item.of(vector) for vector in self.vectors]
         try:
             messages = steps.send(received)
         except StopIteration as end:
             if end.value is not None:
                 self.next_bases[item.name] = end.value
-            vectors = [vector[item.start : item.stop] for vector in self.vectors]
             if self.kept.due and item.operator.residual:
                 self.kept.left(item, vectors[0])
             if self.residual is not None and not item.operator.residual:
@@ -285,7 +272,7 @@ class CompressedReducer(FlatReducer):
             text = f"another worker sent what is not a compressed gradient of `{item.name}`: {error}"
             raise PeerError(text, SAME) from error
         if self.kept.due:
-            self.kept.one_more(item, messages[0])
+            self.kept.sent(item, vectors[0], messages[0].numel())
         return messages
 
     # -- messages, from every sender to every rank; a rank has any number of senders
@@ -293,40 +280,36 @@ class CompressedReducer(FlatReducer):
     def _share(self, messages: list[list[Tensor]], sizes: Sequence[int | None]) -> Callable[[], list[list[Tensor]]]:
         """Start sending the messages, by item and local sender. The returned function waits for everyone's, by item and sender. `sizes`: the bytes
         of each item's message, None if only the sender can tell."""
-        by_sender = list(zip(*messages, strict=True))
-        lengths = self._lengths(by_sender, sizes)
-        buffers = [torch.empty(sum(map(sum, table)), dtype=torch.uint8, device=self.flat.device) for table in lengths]
-        if by_sender:
-            buffers[self.comm.rank] = joined([message for row in by_sender for message in row])
+        count = len(sizes)
+        local = [message for row in zip(*messages, strict=True) for message in row]
+        lengths = self._lengths(local, sizes)
+        whole = torch.empty(sum(lengths), dtype=torch.uint8, device=self.flat.device)
+        buffers = whole.split([sum(lengths[run.start * count : run.stop * count]) for run in self.runs])
+        if local:
+            by_pieces(Tensor.copy_, buffers[self.comm.rank], joined(local))
         wait = self.quiet.complete(buffers)
 
         def arrived() -> list[list[Tensor]]:
             wait()
-            by_item: list[list[Tensor]] = [[] for _ in sizes]
-            for piece, table in zip(buffers, lengths, strict=True):
-                parts = iter(piece.split([length for row in table for length in row]))
-                for _ in table:
-                    for messages_of_item in by_item:
-                        messages_of_item.append(next(parts))
-            return by_item
+            parts = whole.split(lengths)
+            return [list(parts[item::count]) for item in range(count)]
 
         return arrived
 
-    def _lengths(self, messages: Sequence[Sequence[Tensor]], sizes: Sequence[int | None]) -> list[list[list[int]]]:
-        """Return lengths by rank, sender and item; they are sent only where `sizes` has None."""
+    def _lengths(self, local: Sequence[Tensor], sizes: Sequence[int | None]) -> list[int]:
+        """Return lengths by sender and item, sent only where `sizes` has None. `local`: this rank's messages."""
+        senders = self.runs[-1].stop
         if None not in sizes:
-            return [[list(sizes) for _ in run] for run in self.runs]  # type: ignore[arg-type]
-        tables = [torch.empty((len(run), len(sizes)), dtype=torch.int64, device=self.flat.device) for run in self.runs]
-        if messages:
-            lengths = torch.tensor([[message.numel() for message in row] for row in messages], dtype=torch.int64)
-            tables[self.comm.rank].copy_(lengths)
-        self.quiet.complete([table.view(-1) for table in tables])()
-        result = [table.tolist() for table in tables]
-        for rank, table in enumerate(result):
-            if not all(0 <= length <= self.flat.nbytes for row in table for length in row):
+            return [*sizes] * senders  # type: ignore[list-item]
+        lengths = torch.empty(senders * len(sizes), dtype=torch.int64, device=self.flat.device)
+        tables = lengths.split([len(run) * len(sizes) for run in self.runs])
+        tables[self.comm.rank].copy_(torch.tensor([len(message) for message in local]))
+        self.quiet.complete(tables)()
+        for rank, table in enumerate(tables):
+            if ((table < 0) | (table > self.flat.nbytes)).any():
                 text = f"another worker, rank {rank}, announces a compressed gradient of an impossible length"
                 raise PeerError(text, SAME)
-        return result
+        return lengths.tolist()
 
 
 class From(Switch):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from stagerun.base.events import Event, Iterated, Synchronised
 from stagerun.base.recipe import Determinism, Outer, Solver, SyncMomentum
 from stagerun.comm import Comm, Reducer, make_reducer, runs_of
-from stagerun.comm.reduce import Switch, chunks_of, views_of
+from stagerun.comm.reduce import Switch, chunks_of
 from stagerun.engine.codec import Digests, Tensors, digest
 from stagerun.engine.loop import StageLoop
 from stagerun.engine.parameters import still_in
@@ -37,7 +38,7 @@ from stagerun.schedule import Knobs, parting, synchronisations
 from stagerun.train.context import Context, StageRun
 from stagerun.train.exchange import Read
 from stagerun.train.progress import REPLICAS
-from stagerun.wire.holding import NEEDED, Holding, require_alike, slice_sum
+from stagerun.wire.holding import NEEDED, Holding, flat, require_alike, slice_sum
 
 
 class Replicas(Holding):
@@ -134,17 +135,20 @@ class Replicas(Holding):
 
             sums[r] = summed(state, share, reducer, part, stop, too_late)
             done += len(run)
-        started = next(reversed(sums.values())).started
         losses, wrong, stopping = self._agreed(sums, part, how.normalise.device)
         loss = sum(losses) / how.logical_workers
+
+        def outcome(**more: Any) -> Outcome:
+            return Outcome(loss, stopping > 0, time.monotonic() - sums[self.local[-1]].started, **more)
+
         if stopping >= BROKEN_OFF:
-            return Outcome(loss, True, time.monotonic() - started, broken_off=True)
+            return outcome(broken_off=True)
         if not wrong:
             now = knobs if isinstance(knobs, Knobs) else knobs(loss)
             wrong = too_fast(state, now, loss)
         if wrong:
             state.statistics.forget()
-            return Outcome(loss, stopping > 0, time.monotonic() - started, wrong)
+            return outcome(wrong=wrong)
         for number, (r, one) in enumerate(sums.items()):
             self._turn(r)
             if number:
@@ -154,8 +158,7 @@ class Replicas(Holding):
             apply(state, one, now, part)
             reducer.accept()
         state.iter += 1
-        met = self._meet() if state.iter in self.meetings else None
-        return Outcome(loss, stopping > 0, time.monotonic() - started, met=met)
+        return outcome(met=self._meet() if state.iter in self.meetings else None)
 
     def _agreed(self, sums: dict[int, Summed], how: Arithmetic, device: torch.device) -> tuple[list[float], str, float]:
         """Return the loss of each replica, summed over its logical workers; what is not finite, if anything; how many ask to stop: the same on all
@@ -223,27 +226,22 @@ class Replicas(Holding):
 
     def _average(self, out: Tensors) -> None:
         """Fill `out` with the mean over all replicas: the same bits for any number of ranks."""
-        rows, tensors = [self.kept[r] for r in self.local if self.owners[r] == self.comm.rank], list(out.values())
+        rows = [self.kept[r] for r in self.local if self.owners[r] == self.comm.rank]
         counts = [self.owners.count(rank) for rank in range(self.comm.size)]
 
         def mean(slices: Sequence[Tensor]) -> Tensor:
             total = slices[0].double()
             for other in slices[1:]:
                 total.add_(other)
-            return total.div_(self.count).to(slices[0].dtype)
+            return total.div_(self.count)
 
         # A few at a time, which bounds memory. No bit depends on how many.
-        names = iter(out)
-        for number in chunks_of([t.numel() for t in tensors], tensors[0].element_size()):
-            chunk = {name: out[name] for name in islice(names, number)}
-            length = sum(t.numel() for t in chunk.values())
-            sent = tensors[0].new_zeros((len(rows), -(-length // self.comm.size) * self.comm.size))
-            for row, kept in zip(sent, rows, strict=True):
-                for part, name in zip(views_of(row[:length], list(chunk.values())), chunk, strict=True):
-                    part.copy_(kept[name])
-            whole = slice_sum(self.comm, sent, counts, mean)()
-            for tensor, part in zip(chunk.values(), views_of(whole[:length], list(chunk.values())), strict=True):
-                tensor.copy_(part)
+        vectors, names = [flat(tensor) for tensor in out.values()], iter(out)
+        for number in chunks_of(list(map(len, vectors)), vectors[0].element_size()):
+            chunk, vectors = vectors[:number], vectors[number:]
+            some = list(islice(names, number))
+            sent = [[flat(kept[name]) for name in some] for kept in rows]
+            slice_sum(self.comm, sent, counts, chunk, mean, chunk[0].dtype)()
 
     # -- snapshots
 

@@ -164,9 +164,13 @@ class Chosen:
     @property
     def words(self) -> str:
         """Describe the choice without the network's tensors: `dense, TOP_K for 16 tensors`."""
-        rest, named = self.choice["*"], [method for name, method in self.choice.items() if name != "*"]
-        base = "dense" if rest == DENSE else rest
-        return ", ".join([base, *(f"{m} for {count(named.count(m), 'tensor')}" for m in dict.fromkeys(named))])
+        named = [method for name, method in self.choice.items() if name != "*"]
+        texts = (f"{m} for {count(named.count(m), 'tensor')}" for m in dict.fromkeys(named))
+        return ", ".join([called(self.choice["*"]), *texts])
+
+
+def called(method: str) -> str:
+    return "dense" if method == DENSE else method
 
 
 def identity_of(stage: Stage) -> str:

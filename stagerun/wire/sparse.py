@@ -26,7 +26,7 @@ from stagerun.wire.operators import (
     put,
     to_bytes,
     unpack,
-    zeros,
+    zero_bytes,
 )
 
 
@@ -40,17 +40,18 @@ class Sparse(OneRound):
 
     def encode(self, vector: Tensor, draw: Draw) -> Tensor:
         n, index = vector.numel(), self.select(vector, draw)
-        values, k, bits = picked(vector, index), index.numel(), _bits(vector.numel())
-        if length(n, k, vector.element_size()) == n * vector.element_size():
-            whole = zeros((n,), vector, vector.dtype)
-            put(whole, index, values)
-            return to_bytes(whole)
+        values, k, bits = picked(vector, index), len(index), _bits(n)
+        if length(n, k, vector.element_size()) == vector.nbytes:
+            whole = zero_bytes(vector, vector.nbytes)
+            put(from_bytes(whole, vector.dtype), index, values)
+            return whole
         if _width(n) * k <= bits:
-            indices = to_bytes(index.int()).view(-1, 4)[:, : _width(n)]
-            return joined((to_bytes(values), indices.reshape(-1)))
-        mask = zeros((8 * bits,), vector, torch.uint8)
-        put(mask, index, 1)
-        return joined((to_bytes(values), pack(mask, 1)))
+            where = to_bytes(index.int()).view(-1, 4)[:, : _width(n)].reshape(-1)
+        else:
+            mask = zero_bytes(vector, 8 * bits)
+            put(mask, index, 1)
+            where = pack(mask, 1)
+        return joined((to_bytes(values), where))
 
     def decode(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
         n, width, size = out.numel(), out.element_size(), message.numel()
@@ -60,13 +61,13 @@ class Sparse(OneRound):
             whole = message.new_zeros((k, 4))
             whole[:, : _width(n)] = message[width * k :].view(-1, _width(n))
             index = whole.view(torch.int32).view(-1).long()
-            if k and not 0 <= int(index.min()) <= int(index.max()) < n:
-                raise ValueError(f"a sender's message has indices beyond {n} elements")
         else:
             k = (size - bits) // width
             index = nonzero(unpack(message[width * k :], 1, 8 * bits)) if k >= 0 else torch.empty(0)
         if size != length(n, k, width) or len(index) != k:
             raise ValueError(f"a sender's message of {size} bytes is not one of {n} elements")
+        if not ((index >= 0) & (index < n)).all():
+            raise ValueError(f"a sender's message has indices beyond {n} elements")
         values = from_bytes(message[: width * k], out.dtype)
         put(out, index, picked(out, index).add_(values))
         if vector is not None:
@@ -88,12 +89,12 @@ def length(n: int, k: int, element_size: int) -> int:
 
 
 def kept(n: int, ratio: float) -> int:
-    """Return floor(n ratio), of the ratio as it is written.
+    """Return max(1, floor(n ratio)), of the ratio as it is written.
 
     >>> kept(100, 0.29), math.floor(100 * 0.29)
     (29, 28)
     """
-    return math.floor(n * Fraction(repr(ratio)))
+    return max(1, math.floor(n * Fraction(repr(ratio))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +105,11 @@ class TopK(Sparse):
     residual: bool
     ratio: float
 
-    def size(self, n: int, element_size: int) -> int:
-        return length(n, max(1, kept(n, self.ratio)), element_size)
+    def sizes(self, n: int, element_size: int) -> tuple[int]:
+        return (length(n, kept(n, self.ratio), element_size),)
 
     def select(self, vector: Tensor, draw: Draw) -> Tensor:
-        return largest(vector, max(1, kept(vector.numel(), self.ratio)))
+        return largest(vector, kept(vector.numel(), self.ratio))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class Threshold(Sparse):
 
     def select(self, vector: Tensor, draw: Draw) -> Tensor:
         indices = []
-        for p in pieces(vector.numel(), vector.device):
+        for p in pieces(vector):
             sizes = vector[p].abs()
             indices.append(nonzero(~(sizes < self.threshold) & (sizes != 0)) + p.start)  # a 0 needn't be sent
         return joined(indices)
@@ -135,22 +136,19 @@ class RandomK(Operator):
     ratio: float
 
     def sizes(self, n: int, element_size: int) -> tuple[int]:
-        return (max(1, kept(n, self.ratio)) * element_size,)
+        return (kept(n, self.ratio) * element_size,)
 
     def steps(
         self, vectors: Sequence[Tensor], senders: Sequence[int], draw: Draw, out: Tensor, state: Tensor | None = None
     ) -> Steps:
         n = out.numel()
-        k = max(1, kept(n, self.ratio))
+        k = kept(n, self.ratio)
         # Drawn on the CPU: GPUs of different models draw different numbers.
-        index = largest(draw.of(-1).uniform(torch.device("cpu"))(n), k).to(out.device)
+        index = largest(draw.uniform(torch.device("cpu"))(n), k).to(out.device)
         scale = 1.0 if self.residual else n / k
         # Numbers that aren't finite must be noticed elsewhere, too.
-        bad = [not torch.isfinite(largest_of(v)) for v in vectors]
-        messages = yield [
-            to_bytes(picked(v, index) * (torch.nan if is_bad else scale))
-            for v, is_bad in zip(vectors, bad, strict=True)
-        ]
+        scales = [scale if torch.isfinite(largest_of(v)) else torch.nan for v in vectors]
+        messages = yield [to_bytes(picked(v, index) * one) for v, one in zip(vectors, scales, strict=True)]
         total = picked(out, index)
         for message in messages:
             expect(message, k * out.element_size())
@@ -186,27 +184,31 @@ _SAMPLE = 1 << 15
 def _largest_numpy(vector: Tensor, k: int) -> Tensor:
     """Partition, of a long vector, only the elements above a bound, which a sample sets so that little more than k pass."""
     n = vector.numel()
-    if n <= 4 * _SAMPLE:
-        indices, passed = np.arange(n), _keys(vector).numpy()
-    else:
+    bound = 0
+    if n > 4 * _SAMPLE:
         keys = _keys(vector[:: n // _SAMPLE | 1]).numpy()
         share = k / n * len(keys)
         rank = int(share + 4 * math.sqrt(share) + 8)  # 4 standard deviations: hardly ever too few
-        bound = int(np.partition(keys, len(keys) - rank)[len(keys) - rank]) if rank < len(keys) else 0
-        indices, passed = _not_below(vector, bound)
-        if len(indices) < k:
-            indices, passed = _not_below(vector, 0)
-    least = np.partition(passed, len(passed) - k)[len(passed) - k]
+        bound = _ranked(keys, rank) if rank < len(keys) else 0
+    indices, passed = _not_below(vector, bound)
+    if len(indices) < k:
+        indices, passed = _not_below(vector, 0)
+    least = _ranked(passed, k)
     keep = passed >= least
     equal = np.flatnonzero(passed == least)
     keep[equal[k - np.count_nonzero(passed > least) :]] = False
     return torch.from_numpy(indices[keep])
 
 
+def _ranked(keys: np.ndarray, k: int) -> int:
+    """Return the k-th largest."""
+    return int(np.partition(keys, len(keys) - k)[len(keys) - k])
+
+
 def _not_below(vector: Tensor, bound: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of keys of at least `bound`, and these keys."""
     indices, passed = [], []
-    for p in pieces(vector.numel(), vector.device):
+    for p in pieces(vector):
         keys = _keys(vector[p]).numpy()
         above = np.flatnonzero(keys >= bound)
         passed.append(keys[above])
@@ -256,9 +258,8 @@ class PowerSgd(Operator):
 
     def _first(self, draw: Draw, out: Tensor) -> Tensor:
         # Drawn on the CPU, and evenly: other draws depend on the processor's model.
-        count = self.shape[1] * self.rank
-        numbers = draw.of(-1).uniform(torch.device("cpu"))(count).mul_(2).sub_(1)
-        return numbers.view(self.shape[1], self.rank).to(out)
+        numbers = draw.uniform(torch.device("cpu"))(math.prod(self.basis())).mul_(2).sub_(1)
+        return numbers.view(self.basis()).to(out)
 
 
 def saves(rank: int, shape: tuple[int, int]) -> bool:
@@ -276,8 +277,9 @@ def _total(messages: Sequence[Tensor], rows: int, rank: int, like: Tensor) -> Te
 def _tiles(shape: torch.Size, device: torch.device) -> Iterator[tuple[slice, slice]]:
     """Yield parts of the matrix, of whole rows if these are short enough; see PIECE."""
     rows, columns = shape
-    wide = min(columns, PIECE) if device.type == "cpu" else columns
-    high = max(1, PIECE // wide) if device.type == "cpu" else rows
+    most = PIECE if device.type == "cpu" else shape.numel()
+    wide = min(columns, most)
+    high = max(1, most // wide)
     for row in range(0, rows, high):
         for column in range(0, columns, wide):
             yield slice(row, min(row + high, rows)), slice(column, min(column + wide, columns))
