@@ -10,7 +10,7 @@ import sys
 
 from stagerun.base.errors import UsageError
 from stagerun.base.text import listed
-from stagerun.system.host import processor
+from stagerun.system.host import arithmetic
 
 _PINNED = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "COMPATIBLE"}
 # A sum over several threads has another order for another number of them; --threads still decides.
@@ -23,7 +23,7 @@ def is_pinned() -> bool:
 
 def pin() -> None:
     """Set the variables for this process and those that it starts, before torch is loaded. UsageError where bits can't be portable."""
-    if "avx2" not in processor()[1]:
+    if "avx2" not in arithmetic()["processor flags"].split():
         raise UsageError("`determinism: PORTABLE`: this processor lacks AVX2", "take another machine, or ELASTIC")
     if "torch" in sys.modules and not is_pinned():
         variables = [f"{name}={value}" for name, value in _PINNED.items()]
