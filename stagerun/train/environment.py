@@ -106,7 +106,7 @@ def promise_of_ensemble(
     return Note(text=text, warning=True)
 
 
-def require_exact(promise: Note | None, portable: bool) -> None:
+def require_exact(promise: Note | None, portable: bool = False) -> None:
     """Raise ResumeRefused unless the `promise` of the next step is BIT-EXACT. `portable`: `determinism: PORTABLE` asks for it."""
     if promise is not None and (promise.warning or "is BIT-EXACT" not in promise.text):
         asked = "`determinism: PORTABLE`" if portable else "--require-bit-exact"

@@ -175,7 +175,7 @@ def test_all_ranks_diverge_alike(few, tmp_path, monkeypatch):
 
 @pytest.fixture
 def unlike_hosts(monkeypatch):
-    monkeypatch.setattr("stagerun.train.run.other_machines", lambda comm, device: "rank 1: instruction set DEFAULT")
+    monkeypatch.setattr("stagerun.train.run.other_machines", lambda *_: "rank 1: instruction set DEFAULT")
 
 
 @pytest.mark.usefixtures("unlike_hosts")

@@ -155,29 +155,32 @@ def of_processor(name: str, flags: str) -> dict[str, str]:
 
 A, UNKNOWN = of_processor("A (x/1/2)", "avx2"), of_processor("unknown", "unknown")
 TORCH = {"torch": "2.13.0", "workers": "2"}
+FIXED, ELASTIC, PORTABLE = Determinism.FIXED, Determinism.ELASTIC, Determinism.PORTABLE
 COLOURS = {"colour library": "torchvision 0.24, pillow 12.0"}
 
 
-@pytest.mark.parametrize(("before", "after", "elastic", "reasons"), [
-    (of_processor("A (x/1/2)", "avx2 avx512_bf16"), of_processor("A (x/1/2)", "avx2 amx_tile"), False,
+@pytest.mark.parametrize(("before", "after", "determinism", "reasons"), [
+    (of_processor("A (x/1/2)", "avx2 avx512_bf16"), of_processor("A (x/1/2)", "avx2 amx_tile"), FIXED,
      ["processor flags: avx512_bf16 missing, amx_tile added"]),
-    (A, of_processor("B (x/1/3)", "avx2"), False,
+    (A, of_processor("B (x/1/3)", "avx2"), FIXED,
      ["processor: A (x/1/2) -> B (x/1/3), with the same flags, but libraries look at the model, too"]),
-    (A, of_processor("B (y/1/3)", "none"), False, ["processor: A (x/1/2) -> B (y/1/3)", "processor flags: avx2 missing"]),
-    (A, UNKNOWN, False, ["processor: A (x/1/2) -> unknown"]),
-    (UNKNOWN, UNKNOWN, False, ["processor: unknown -> unknown"]),
-    ({"threads": "1"}, A, False, ["math settings, processor, processor flags: unknown, made by a stagerun that didn't record that"]),
-    (TORCH, TORCH, False, []),
-    (TORCH, TORCH | {"workers": "3"}, False, ["workers: 2 -> 3"]),
-    (TORCH, TORCH | {"workers": "3"}, True, []),
-    (TORCH, {"workers": "2"}, True, ["torch: 2.13.0 -> none"]),
+    (A, of_processor("B (y/1/3)", "none"), FIXED, ["processor: A (x/1/2) -> B (y/1/3)", "processor flags: avx2 missing"]),
+    (A, UNKNOWN, FIXED, ["processor: A (x/1/2) -> unknown"]),
+    (UNKNOWN, UNKNOWN, FIXED, ["processor: unknown -> unknown"]),
+    ({"threads": "1"}, A, FIXED, ["math settings, processor, processor flags: unknown, made by a stagerun that didn't record that"]),
+    (TORCH, TORCH, FIXED, []),
+    (TORCH, TORCH | {"workers": "3"}, FIXED, ["workers: 2 -> 3"]),
+    (TORCH, TORCH | {"workers": "3"}, ELASTIC, []),
+    (A, of_processor("B (x/1/3)", "avx2"), PORTABLE, []),
+    (A | {"threads": "1"}, A | {"threads": "2"}, PORTABLE, ["threads: 1 -> 2"]),
+    (TORCH, {"workers": "2"}, ELASTIC, ["torch: 2.13.0 -> none"]),
     # A snapshot of an older stagerun, or of a parent that changes colours; and the other way round.
-    (TORCH | COLOURS, TORCH, False, []),
-    (TORCH, TORCH | COLOURS, False, []),
-    (TORCH | COLOURS, TORCH | {"colour library": "none"}, False, [f"colour library: {COLOURS['colour library']} -> none"]),
+    (TORCH | COLOURS, TORCH, FIXED, []),
+    (TORCH, TORCH | COLOURS, FIXED, []),
+    (TORCH | COLOURS, TORCH | {"colour library": "none"}, FIXED, [f"colour library: {COLOURS['colour library']} -> none"]),
 ])  # fmt: skip
-def test_two_environments_differ_by_what_both_recorded(before, after, elastic, reasons):
-    assert differences(before, after, elastic) == reasons
+def test_two_environments_differ_by_what_both_recorded(before, after, determinism, reasons):
+    assert differences(before, after, determinism) == reasons
 
 
 @pytest.mark.parametrize("determinism", list(Determinism))

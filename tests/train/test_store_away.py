@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from facade import Keeper, ResumeRefused, StorageError, environment_of, other_machines
+from facade import Determinism, Keeper, ResumeRefused, StorageError, environment_of, other_machines
 from reliability.faults import FaultyDisk
 from test_pins import commit, keeper, names, schedule
 
@@ -137,8 +137,8 @@ class Mixed(SoloComm):
 
 def test_the_promise_is_of_all_ranks_machines(keeper):
     cpu = torch.device("cpu")
-    assert other_machines(SoloComm(), cpu) == ""
-    others = other_machines(Mixed(), cpu)
+    assert other_machines(SoloComm(), cpu, Determinism.FIXED) == ""
+    others = other_machines(Mixed(), cpu, Determinism.FIXED)
     stage = keeper.schedule.stages[0]
     own = environment_of(keeper.schedule, stage, cpu, 4, "")["processor flags"]
     missing = sorted(set(own.split()) - {"none"})
