@@ -10,7 +10,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,41 +29,67 @@ from stagerun.language.layers import is_twin, pairs
 from stagerun.language.parse import parse
 from stagerun.language.tree import SCHEDULE, SOLVER, Block, Value, quoted
 from stagerun.tools.check import missing_weights, tell_findings
-from stagerun.tools.data.importer import as_lmdb
+from stagerun.tools.data.importer import JobOptions, as_lmdbs
 from stagerun.tools.data.records import Shown, build, threads_here
 from stagerun.tools.fmt import formatted
+from stagerun.tools.starter import LARGEST_CROP, Images, Starter, network_for
 
 # A message: the texts of the values of each field, or the messages.
 Fields = dict[str, list[Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class Sets:
+    train: str | None = option(
+        "--train LMDB|FOLDER",
+        "The training images: a folder of them for each class, or one that holds train/ and val/.",
+    )
+    val: str | None = option("--val LMDB|FOLDER", "The images to evaluate with.")
+    split_val: str | None = option("--split-val PART", "Instead of --val: hold out a part of each class, such as 10%.")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    base: str | None = option("--from SCHEDULE", "Stages, batch and rates of one of the gallery, or of a folder.")
+    model: str | None = option("--model NAME", "The network.  [default: resnet_small]")
+    weights: str | None = option("--weights FILE|NAME", "Fine-tune these weights: a file's, or published ones.")
+
+    def checked(self) -> "Start":
+        """Return it with the network's name. UsageError."""
+        if self.base is not None and (self.model or self.weights):
+            raise UsageError("--from, and --model or --weights", "leave one out: `--from` names the network, too")
+        return replace(self, model=network_for(self.model, self.weights)) if self.base is None else self
+
+
 @command()
 def new(
     folder: str | None = argument("[NAME]", default=None),
-    base: str = option("--from SCHEDULE", "One of the gallery, or a folder.", default="fashion_collapse"),
-    train: str | None = option("--train LMDB|FOLDER", "The training images, or a folder of them for each class."),
-    val: str | None = option("--val LMDB|FOLDER", "The images to evaluate with."),
+    *,
+    sets: Sets,
+    start: Start,
     as_list: bool = flag("--list", "Show the gallery."),
+    job: JobOptions,
 ) -> None:
-    """Makes the folder NAME: the stages of a schedule of the gallery, made to fit your images.
+    """Makes the folder NAME: a schedule for your images, and says what it chose and why.
 
-    Number of images, classes, mean, deviation, channels and paths are read from LMDBs; class folders are first imported, as `data import`
-    does, into NAME-train_lmdb and NAME-val_lmdb. Lengths are in epochs. A crop of padded images becomes their size; every other crop, batch and learning rate stays.
+    Number of images, classes, sizes, mean and deviation are read from LMDBs; class folders are first imported, as `data import` does, into
+    NAME-train_lmdb and NAME-val_lmdb. With --weights the schedule fine-tunes: first the head alone, then all, then a collapse. With --from it
+    has the stages of that schedule in epochs, its batch and rates; a crop of padded images becomes their size.
     """
     if as_list:
         show(gallery_text())
         return
-    if folder is None or train is None or val is None:
-        missing = "NAME" if folder is None else "--train" if train is None else "--val"
+    if folder is None or sets.train is None:
+        missing = "NAME" if folder is None else "--train"
         raise UsageError(f"{missing}: missing", "name an LMDB, or a folder with one folder of images per class")
+    start = start.checked()
     refuse_existing(folder)
-    train, val = as_lmdb(train, f"{folder}-train_lmdb"), as_lmdb(val, f"{folder}-val_lmdb")
-    images, schedule = make(folder, base, train, val)
+    train, val = as_lmdbs(sets.train, sets.val, sets.split_val, folder, job)
+    schedule, lines = make(folder, start, train, val)
     tell("\n".join(f"note: {line}" for line in missing_weights(schedule.stages)))
     tell_findings(schedule)
-    if images.mixed:
-        tell("note: images of many sizes: training resizes a random part of each, an evaluation the middle")
-    show(f"{folder}: the stages of {base} for {count(images.train[1], 'image')}; next:")
+    head = f"{folder}: {count(schedule.data.train.images, 'image')} of {schedule.model.num_classes} classes"
+    show("\n".join([head, *(f"  {line}" for line in lines), "next:"]))
     word = shlex.quote(folder)
     rows = [
         (f"  stagerun plan {word} --plot lr.svg", "what will run, and its learning rate"),
@@ -99,30 +125,6 @@ def _about(text: str) -> str:
 # -- the images
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Images:
-    """`train` and `val` are paths with their number of records, `side` the shortest side of any image in pixels, `mean` and `deviation`
-    of B, G and R, or of grey; `sizes`: how many training images each class has; `mixed`: the images have several sizes."""
-
-    train: tuple[str, int]
-    val: tuple[str, int]
-    classes: int
-    side: int
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-    sizes: tuple[int, ...] = ()
-    mixed: bool = False
-
-    @property
-    def class_weight(self) -> list[str]:
-        """Return weights that make all classes count alike in the loss: the mean number of images of a class over its number."""
-        sizes = self.sizes or (1,) * self.classes
-        return [f"{sum(sizes) / len(sizes) / max(1, size):.4g}" for size in sizes]
-
-
-_LARGEST_CROP = 64  # of images of several sizes
-
-
 def _index(path: str, pixels: bool) -> Index:
     """Return the index of the records, from the side file or else from the records. DataError, StorageError."""
     index = load_index(path)
@@ -147,7 +149,8 @@ def _images(paths: tuple[str, str], train: Index, val: Index) -> Images:
         train=(os.path.abspath(paths[0]), len(train)),
         val=(os.path.abspath(paths[1]), len(val)),
         classes=classes,
-        side=min(side, _LARGEST_CROP) if len(shapes) > 1 else side,
+        side=min(side, LARGEST_CROP) if len(shapes) > 1 else side,
+        shorter=int(np.median(np.minimum(train.heights, train.widths))),
         mean=train.facts.mean_bgr,
         deviation=train.facts.deviation_bgr,
         sizes=tuple(np.bincount(train.labels[train.labels >= 0], minlength=classes).tolist()),
@@ -158,17 +161,39 @@ def _images(paths: tuple[str, str], train: Index, val: Index) -> Images:
 # -- a new folder
 
 
-def make(out: str, base: str, train: str, val: str) -> tuple[Images, Schedule]:
-    """Write the folder `out`, whole or not at all. RecipeError, UsageError, DataError, StorageError."""
-    folder = _base(base)
-    schedule, indexes = load(folder), (_index(train, True), _index(val, False))
+def make(out: str, start: Start, train: str, val: str) -> tuple[Schedule, list[str]]:
+    """Write the folder `out`, whole or not at all; return what was chosen, too. RecipeError, UsageError, DataError, StorageError."""
+    folder = _base(start.base) if start.base is not None else None
+    indexes, name = (_index(train, True), _index(val, False)), os.path.basename(os.path.abspath(out))
     images = _images((train, val), *indexes)
-    texts = {os.path.relpath(path, folder): text for path, text in schedule.files}
-    about = f"{count(images.train[1], 'image')} of {images.classes} classes, trained in the stages of {folder.name}."
-    texts = fitted(texts, schedule, os.path.basename(os.path.abspath(out)), about, images)
+    if folder is None:
+        starter = Starter(images, start.model or "", start.weights)
+        texts, lines = {SCHEDULE_FILE: starter.text(name)}, list(starter.lines())
+    else:
+        schedule = load(folder)
+        texts = {os.path.relpath(path, folder): text for path, text in schedule.files}
+        about = (
+            f"{count(images.train[1], 'image')} of {images.classes} classes, trained in the stages of {folder.name}."
+        )
+        texts, lines = fitted(texts, schedule, name, about, images), [f"stages, batch and rates: of {folder.name}"]
+        if images.mixed:
+            lines += ["images of many sizes: training resizes a random part of each, an evaluation the middle"]
+    lines += _in_both(*indexes)
     _require_fitting(read(texts, os.path.abspath(out), (), os.path.normpath(out)), val, *indexes)
     write_folder(out, texts)
-    return images, load(out)
+    return load(out), lines
+
+
+def _in_both(train: Index, val: Index) -> list[str]:
+    """Name images that are in both sets, with the same label."""
+    same, first, second = np.intersect1d(train.digests, val.digests, return_indices=True)
+    number = int(np.isin(val.digests, same).sum())
+    names = [
+        [os.fsdecode(each.key(i)).partition("_")[2] for i in at[:3]] for each, at in ((train, first), (val, second))
+    ]
+    pairs = [f"train {a} = val {b}" for a, b in zip(*names, strict=True)]
+    text = f"warning: {count(number, 'validation image')} are training images, too, which flatters: {'; '.join(pairs)}"
+    return [f"{text}{', ...' if len(same) > 3 else ''}"] if number else []
 
 
 def _base(base: str) -> Path:

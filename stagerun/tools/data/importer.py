@@ -29,6 +29,7 @@ from stagerun.tools.data.files import DAMAGED, Images, SourceOptions, Text
 from stagerun.tools.data.images import ImportOptions, ImportWork
 from stagerun.tools.data.prepare import PreparedRecords
 from stagerun.tools.data.records import DataThreads, Shown, schedule_line, threads_here
+from stagerun.tools.data.split import sets_in, share_of, split
 
 # -- IDX (MNIST and its family) and CIFAR's binary version: pixels, held in memory
 
@@ -199,7 +200,7 @@ class JobOptions:
 @command("import")
 def import_images(
     source: str = argument("SOURCE"),
-    out: str = argument("OUT"),
+    out: str | None = argument("[OUT]", default=None),
     *,
     format: str | None = option(
         "--format",
@@ -213,7 +214,8 @@ def import_images(
 ) -> None:
     """Makes an LMDB of Caffe's Datum records from a set of labelled images.
 
-    SOURCE is a folder of class folders, or of another format: --format lists them. OUT is a new folder, which Caffe reads too:
+    SOURCE is a folder of class folders, or of another format: --format lists them. OUT is a new folder, which Caffe reads too; with --split-val
+    OUT-train_lmdb and OUT-val_lmdb, where OUT is SOURCE's name by default. Its
     keys are as convert_imageset makes them, 00000000_RELATIVE/PATH.JPEG, numbered after one shuffle of all images, so that every
     stretch of the LMDB holds a mixture of classes.
 
@@ -232,6 +234,9 @@ def import_images(
 
     After an interruption of any kind the same command resumes, with the same result.
     """
+    if out is None and options.split_val is None:
+        raise UsageError("OUT: missing", "name the new LMDB")
+    out = out or os.path.basename(os.path.abspath(source)).partition(".")[0]
     if prepare:
         if options != ImportOptions() or of_source != SourceOptions() or format is not None:
             message = "--prepare copies the records of an LMDB as they are; most other options are for images"
@@ -244,22 +249,48 @@ def import_images(
     if images.kind == "folder" and Path(out).parent.resolve().is_relative_to(Path(source).resolve()):
         message = f"{out}: is in {source}, whose folders are the classes, and would be taken for one"
         raise UsageError(message, f"give a folder outside of {source}")
+    tell(f"{count(len(images), 'image')} for {out}")
+    if images.ignored:
+        tell(ignored_text(images.ignored))
+    if options.split_val is not None:
+        _make_parts(images, source, out, options, job)
+        return
     work = ImportWork(images, source, options)
-    tell(f"{count(len(work), 'image')} for {out}")
-    if work.ignored:
-        tell(ignored_text(work.ignored))
     show(_make(work, out, job) + (' labels: "float_data"' if images.kind == "csv" else ""))
 
 
-def as_lmdb(path: str, out: str) -> str:
-    """Return an LMDB of the images at a path: the path itself, or for class folders `out`, into which they are imported once. After a stop
-    signal the process ends with 75."""
-    if not is_class_folder(path):
-        return path
-    if not os.path.exists(out):
-        tell(f"importing {path} into {out}")
-        _make(ImportWork(open_source(path, SourceOptions(), "folder"), path, ImportOptions()), out, JobOptions())
-    return out
+def _make_parts(source: Source, path: str, out: str, options: ImportOptions, job: JobOptions) -> tuple[str, str]:
+    """Make an LMDB of each part of the images, and return both."""
+    parts, lines = split(source, share_of(options.split_val or ""), job.threads)
+    tell("\n".join(lines))
+    train, val = made = f"{out}-train_lmdb", f"{out}-val_lmdb"
+    for part, lmdb in zip(parts, made, strict=True):
+        if not len(part):
+            raise DataError(f"{path}: no image is left for {lmdb}", "give another --split-val, or more images")
+        show(_make(ImportWork(part, path, options), lmdb, job))
+    return train, val
+
+
+def as_lmdbs(train: str, val: str | None, split_val: str | None, out: str, job: JobOptions) -> tuple[str, str]:
+    """Return LMDBs of the images to train and to validate on: class folders are imported into OUT-train_lmdb and OUT-val_lmdb. `train` may hold
+    both sets, or be divided. After a stop signal the process ends with 75."""
+    if val is None and (sets := sets_in(train)) is not None:
+        train, val = sets
+        tell(f"training images: {train}; validation images: {val}")
+    if (val is None) is (split_val is None):
+        text = "--val: missing" if val is None else "--split-val, and there are images to validate on"
+        raise UsageError(text, "give --val FOLDER, or hold out a part: --split-val 10%")
+    if split_val is not None:
+        source = open_source(train, SourceOptions(), "folder" if is_class_folder(train) else None)
+        return _make_parts(source, train, out, ImportOptions(split_val=split_val), job)
+    made = []
+    for path, lmdb in ((train, f"{out}-train_lmdb"), (str(val), f"{out}-val_lmdb")):
+        folder = is_class_folder(path)
+        made.append(lmdb if folder else path)
+        if folder:
+            tell(f"importing {path} into {lmdb}")
+            _make(ImportWork(open_source(path, SourceOptions(), "folder"), path, ImportOptions()), lmdb, job)
+    return made[0], made[1]
 
 
 def _make(work: Work, out: str, options: JobOptions) -> str:
