@@ -110,7 +110,7 @@ class Starter:
         if self.weights is not None or self.model.startswith(TIMM) or limits.largest is not None or shorter >= wanted:
             return wanted, f"the size that {self.model} is for" if not small else "small and fast"
         crop = max(limits.smallest, shorter if shorter <= LARGEST_CROP else shorter // 32 * 32)
-        return crop, f"{self.model} is for {wanted}, but half of the images are smaller"
+        return crop, f"{self.model} is for {wanted}, and the images are smaller" if not small else "as the images"
 
     # -- the text
 
@@ -144,15 +144,16 @@ class Starter:
                 yield f"param {{ name: {quoted(name)} kind: BIAS decay_mult: 0 }}"
             yield f"param {{ name: {quoted(name)} }}"
         yield from (f"param {{ kind: {kind} {slow}decay_mult: 0 }}" for kind in self.body)
-        yield f"param {{ {slow}}}" if slow else ""
+        if slow:
+            yield f"param {{ {slow}}}"
         normal, crop = self._numbers(), f"crop_size: {self.crop}"
         if self.padded:
-            yield f"transform_param {{ pad: {max(2, self.crop // 8)} mirror: true {crop} {normal} }}"
+            yield f"transform_param {{\npad: {max(2, self.crop // 8)} mirror: true {crop}\n{normal}\n}}"
             yield f"test_transform_param {{ {crop} {normal} }}"
         else:
             area = f"random_resized_crop_param {{ min_area_ratio: 0.25 {self._resizing()} }}"
-            yield f"transform_param {{ {area} {crop} mirror: true {normal} }}"
-            yield f"test_transform_param {{ {self._middle()} {crop} {normal} }}"
+            yield f"transform_param {{\n{area}\n{crop} mirror: true\n{normal}\n}}"
+            yield f"test_transform_param {{\n{self._middle()} {crop}\n{normal}\n}}"
         yield f"display: 20\nsnapshot_epoch: {self.epochs / 8:.3g}"
 
     def _numbers(self) -> str:

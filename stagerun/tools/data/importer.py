@@ -253,22 +253,20 @@ def import_images(
     if images.ignored:
         tell(ignored_text(images.ignored))
     if options.split_val is not None:
-        _make_parts(images, source, out, options, job)
+        show("\n".join(text for _, text in _make_parts(images, source, out, options, job)))
         return
     work = ImportWork(images, source, options)
     show(_make(work, out, job) + (' labels: "float_data"' if images.kind == "csv" else ""))
 
 
-def _make_parts(source: Source, path: str, out: str, options: ImportOptions, job: JobOptions) -> tuple[str, str]:
-    """Make an LMDB of each part of the images, and return both."""
+def _make_parts(source: Source, path: str, out: str, options: ImportOptions, job: JobOptions) -> list[tuple[str, str]]:
+    """Make an LMDB of each part of the images. Return its path, and what `import` prints."""
     parts, lines = split(source, share_of(options.split_val or ""), job.threads)
     tell("\n".join(lines))
-    train, val = made = f"{out}-train_lmdb", f"{out}-val_lmdb"
-    for part, lmdb in zip(parts, made, strict=True):
-        if not len(part):
-            raise DataError(f"{path}: no image is left for {lmdb}", "give another --split-val, or more images")
-        show(_make(ImportWork(part, path, options), lmdb, job))
-    return train, val
+    made = list(zip((f"{out}-train_lmdb", f"{out}-val_lmdb"), parts, strict=True))
+    if empty := [lmdb for lmdb, part in made if not len(part)]:
+        raise DataError(f"{path}: no image is left for {empty[0]}", "give another --split-val, or more images")
+    return [(lmdb, _make(ImportWork(part, path, options), lmdb, job)) for lmdb, part in made]
 
 
 def as_lmdbs(train: str, val: str | None, split_val: str | None, out: str, job: JobOptions) -> tuple[str, str]:
@@ -280,17 +278,20 @@ def as_lmdbs(train: str, val: str | None, split_val: str | None, out: str, job: 
     if (val is None) is (split_val is None):
         text = "--val: missing" if val is None else "--split-val, and there are images to validate on"
         raise UsageError(text, "give --val FOLDER, or hold out a part: --split-val 10%")
-    if split_val is not None:
-        source = open_source(train, SourceOptions(), "folder" if is_class_folder(train) else None)
-        return _make_parts(source, train, out, ImportOptions(split_val=split_val), job)
-    made = []
-    for path, lmdb in ((train, f"{out}-train_lmdb"), (str(val), f"{out}-val_lmdb")):
-        folder = is_class_folder(path)
-        made.append(lmdb if folder else path)
-        if folder:
-            tell(f"importing {path} into {lmdb}")
-            _make(ImportWork(open_source(path, SourceOptions(), "folder"), path, ImportOptions()), lmdb, job)
-    return made[0], made[1]
+    if val is None:
+        source = open_source(train, SourceOptions())
+        made = _make_parts(source, train, out, ImportOptions(split_val=split_val), job)
+    else:
+        made = []
+        for path, lmdb in ((train, f"{out}-train_lmdb"), (val, f"{out}-val_lmdb")):
+            if is_class_folder(path):
+                tell(f"importing {path} into {lmdb}")
+                work = ImportWork(open_source(path, SourceOptions(), "folder"), path, ImportOptions())
+                made.append((lmdb, _make(work, lmdb, job)))
+            else:
+                made.append((path, ""))
+    tell("\n".join(text.partition("\nin schedule")[0] for _, text in made if text))
+    return made[0][0], made[1][0]
 
 
 def _make(work: Work, out: str, options: JobOptions) -> str:
