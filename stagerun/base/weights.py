@@ -1,4 +1,4 @@
-"""Kinds of `weights { file: ... }`, and patterns over the names of tensors. Pure."""
+"""Kinds of `weights { file: ... }`, how published ones see images, and patterns over the names of tensors. Pure."""
 
 import enum
 import re
@@ -52,6 +52,29 @@ def place_of(file: str) -> Place:
     if match := _SNAPSHOT.fullmatch(file):
         return Place(Kind.SNAPSHOT, match[1], match[2], int(match[3]) if match[3] else None)
     return Place(Kind.FILE, file)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preprocessing:
+    """How published weights see images: R, G, B of 0 to 255, less `mean`, divided by `std`; a square of `crop` pixels from the centre of an image
+    whose shorter side is `resize`."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop: int
+    resize: int
+
+    @property
+    def numbers(self) -> str:
+        """The text for both transforms."""
+        mean, std = (", ".join(f"{value:g}" for value in values) for values in (self.mean, self.std))
+        return f"channel_order: RGB  mean_value: [{mean}]  std_value: [{std}]"
+
+    @property
+    def test_size(self) -> str:
+        """The text for `test_transform_param`. Publishers resize by antialiasing, bilinear or, if they say so, bicubic."""
+        size = f"min_size: {self.resize}  resize_param {{ interp_mode: ANTIALIAS }}"
+        return f"random_resize_param {{ {size} }}  crop_size: {self.crop}"
 
 
 def is_caffes(start: bytes, name: str) -> bool:

@@ -45,7 +45,10 @@ Rule = TypeVar("Rule", ParamRule, CompressionRule)
 
 def fits(rule: ParamRule | CompressionRule, name: str, kind: ParamKind) -> bool:
     """Return whether a rule applies to the parameter of that name and kind."""
-    return fnmatchcase(name, rule.name) and rule.kind in (ParamKind.ANY, kind)
+    alike = rule.kind in (ParamKind.ANY, kind)
+    if rule.kind is ParamKind.BIAS_AND_NORM:
+        alike = kind in (ParamKind.BIAS, ParamKind.NORM)
+    return alike and fnmatchcase(name, rule.name)
 
 
 def first_that_fits(rules: Sequence[Rule], name: str, kind: ParamKind) -> Rule | None:

@@ -6,18 +6,20 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import zip_longest
+from functools import cache
+from itertools import chain, zip_longest
 
 from stagerun.base import recipe
 from stagerun.base.errors import Problem, Problems, RecipeError, Span, StagerunError
 from stagerun.base.recipe import FLOAT_DATA
+from stagerun.base.wings import ALL_COUNT, ignored_in
 from stagerun.language.code import Text, Unreadable
 from stagerun.language.lexer import shown
 from stagerun.language.rules.images import sources
 from stagerun.language.rules.model import classes_problem
 from stagerun.language.tree import Block, Doubtful, View
 from stagerun.system.image_folder import is_class_folder, small
-from stagerun.system.image_sets import class_names
+from stagerun.system.image_sets import class_names, known
 
 # -- files with several labels per image
 
@@ -130,16 +132,28 @@ def require_folders(schedule: recipe.Schedule) -> None:
 
 
 def look_at_classes(schedule: recipe.Schedule) -> list[Problem]:
-    """Return `classes_problem` for the LMDBs on this machine."""
+    """Return `classes_problem` for the LMDBs on this machine; labels that no output has, and classes with another label in a validation set."""
     named = {source.path: class_names(source.path) for source in schedule.sources}
-    problems: dict[str, Problem] = {}
+    last = cache(lambda path: max(chain(*known(path, "labels")[1]), default=-1))
+    problems, others = dict[str, Problem](), Problems(schedule.files)
     for stage in schedule.stages:
         local = [(s.path, named[s.path]) for s in (stage.data.train, *stage.data.val) if s.path in named]
         most = max(local, key=lambda pair: len(pair[1]), default=None)
         problem = classes_problem(schedule, stage, *most) if most is not None else None
         if problem is not None:
             problems.setdefault(problem.message, problem)
-    return list(problems.values())
+    for stage, field, source in _sources(schedule):
+        span, classes, trained = _span(stage, field, "source"), stage.model.num_classes, stage.data.train.path
+        if not named.get(source.path) and source.labels is None and last(source.path) >= classes:
+            hint = f"write `num_classes: {last(source.path) + 1}`, or import the images with labels 0 to {classes - 1}"
+            text = f"{source.path} has images of label {last(source.path)}, and `num_classes` is {classes}"
+            if ignored_in(stage) == ALL_COUNT:
+                others.add(span, text, hint)
+        pairs = list(zip(named.get(trained, ()), named.get(source.path, ()), strict=False))
+        if any(one != other for one, other in pairs) and not is_class_folder(trained):
+            text = _difference(trained, [one for one, _ in pairs], source.path, [other for _, other in pairs])
+            others.add(span, text, "import both from the same class folders: labels count them by name")
+    return [*problems.values(), *others.all()]
 
 
 def look_at_folders(schedule: recipe.Schedule) -> list[Problem]:

@@ -13,7 +13,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from email.message import Message
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +24,7 @@ import torch
 from stagerun.base.errors import PeerError, Problems, RecipeError, UsageError, nearest
 from stagerun.base.recipe import Schedule
 from stagerun.base.text import size
-from stagerun.base.weights import Kind, place_of
+from stagerun.base.weights import Kind, Preprocessing, place_of
 from stagerun.data.weights import TENSORS, Found, digest_of, timm_cache, torchvision_cache
 from stagerun.system.files import writing
 
@@ -86,29 +85,6 @@ def published(network: str) -> dict[str, str]:
     except ValueError:
         return {}
     return {one.url.rpartition("/")[2].removesuffix(".pth"): one.url for one in (kinds.DEFAULT, *kinds)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preprocessing:
-    """How published weights see images: R, G, B of 0 to 255, less `mean`, divided by `std`; a square of `crop` pixels from the centre of an image
-    whose shorter side is `resize`."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    crop: int
-    resize: int
-
-    @property
-    def numbers(self) -> str:
-        """The text for both transforms."""
-        mean, std = (", ".join(f"{value:g}" for value in values) for values in (self.mean, self.std))
-        return f"channel_order: RGB  mean_value: [{mean}]  std_value: [{std}]"
-
-    @property
-    def test_size(self) -> str:
-        """The text for `test_transform_param`. Publishers resize by antialiasing, bilinear or, if they say so, bicubic."""
-        size = f"min_size: {self.resize}  resize_param {{ interp_mode: ANTIALIAS }}"
-        return f"random_resize_param {{ {size} }}  crop_size: {self.crop}"
 
 
 @lru_cache

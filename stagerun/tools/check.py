@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from stagerun.base.errors import Level, Problems, RecipeError, StagerunError, UsageError
 from stagerun.base.recipe import ABSENT, CODE, Schedule, Source, Stage
 from stagerun.base.text import count
+from stagerun.base.weights import Preprocessing
 from stagerun.command.ending import show, tell
 from stagerun.command.options import command, flag
 from stagerun.command.shared import Folder, Overrides
@@ -15,6 +16,7 @@ from stagerun.language.networks import from_outside
 from stagerun.plan.described import network_change
 from stagerun.system import signals
 from stagerun.tools.lint import lint
+from stagerun.tools.lint.rates import Published
 
 _SILENCED = "a comment silences what is meant, `# lint: ignore ID`, in its line or the one above: `stagerun help lint`"
 
@@ -27,8 +29,8 @@ def check(
     strict: bool = flag("--strict", "Warnings fail as mistakes do, with exit code 64."),
 ) -> None:
     """Finds every mistake in a schedule's files at once, in a fraction of a second, and what is legal and looks wrong:
-    `stagerun help lint` lists these findings. Reads the headers of weights that it starts from, and looks at the network where it has such
-    weights or freezes some. Trains nothing."""
+    `stagerun help lint` lists these findings. Reads the headers of weights that it starts from, looks at the network where it has such
+    weights or freezes some, and at how published weights want images. Trains nothing."""
     schedule = load(folder, overrides)
     if fetch:
         from stagerun.models.vision import fetched  # loads torch and http
@@ -38,7 +40,7 @@ def check(
     enabled = [stage for stage in schedule.stages if stage.enabled]
     changes = filter(None, (network_change(schedule, stage) for stage in schedule.stages))
     tell("\n".join(f"note: {line}" for line in (*missing_data(schedule), *missing_weights(enabled), *changes)))
-    warnings = tell_findings(schedule, strict)
+    warnings = tell_findings(schedule, strict, _published)
     _check_networks(schedule, enabled)
     if refused := (*look_at_folders(schedule), *look_at_classes(schedule)):
         raise RecipeError(refused)
@@ -99,9 +101,17 @@ def named_sources(schedule: Schedule) -> Iterator[tuple[Stage, str, Source]]:
                 yield stage, field if shared else f"{stage.name}.{field}", source
 
 
-def tell_findings(schedule: Schedule, strict: bool = False) -> int:
+def _published(name: str) -> Preprocessing | None:
+    from stagerun.models.vision import (
+        published_preprocessing,
+    )  # loads torch, for schedules that start from published weights
+
+    return published_preprocessing(name)
+
+
+def tell_findings(schedule: Schedule, strict: bool = False, published: Published = lambda name: None) -> int:
     """Show all that lint finds; return the number of warnings. With `strict`, UsageError for any warning."""
-    findings = lint(schedule)
+    findings = lint(schedule, published)
     warnings = [problem for problem in findings if problem.level is Level.WARNING]
     notes = [problem.render() for problem in findings if problem.level is Level.NOTE]
     text = "\n\n".join(filter(None, ["\n".join(notes), *(problem.render() for problem in warnings)]))

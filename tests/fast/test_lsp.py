@@ -18,7 +18,7 @@ data {
   train { source: "a" images: 6400 }
   val { source: "b" images: 100 }
 }
-solver { batch_size: 64 device_batch_size: 32 base_lr: 0.1 lr_policy: "fixed" transform_param { crop_size: 32 mirror: true scale: 0.01 } }
+solver { batch_size: 64 device_batch_size: 32 base_lr: 0.1 lr_policy: "fixed" transform_param { crop_size: 32 mirror: true scale: 0.01 } momentum: 0.9 }
 stage { name: "trunk" from: "" }
 stage { name: "side" from: ["trunk@100", "trunk"] solver_param { max_epoch: 2 base_lr: 0.2 } }
 stage {

@@ -86,6 +86,11 @@ def test_the_first_rule_that_fits_counts():
     found = {p.name: (p.lr_mult, p.decay_mult) for p in state.solver.parameters}
     wanted = {"bn2.weight": (4, 1), "bn1.weight": (1, 0), "conv2.weight": (3, 1), "conv1.weight": (1, 1)}
     assert found.items() >= {**wanted, "fc.bias": (2, 1), "fc.weight": (1, 1)}.items()
+    state = make_state(ConvNet(), conv_solver(param=(ParamRule(kind=ParamKind.BIAS_AND_NORM, decay_mult=0),)), CPU)
+    decayed = {p.name.rpartition(".")[0] for p in state.solver.parameters if p.decay_mult}
+    assert decayed and all(
+        p.decay_mult == 0 for p in state.solver.parameters if p.name.startswith("bn") or "bias" in p.name
+    )
 
 
 # -- BatchNorm

@@ -70,6 +70,7 @@ class ParamKind(enum.Enum):
     WEIGHT = "WEIGHT"
     BIAS = "BIAS"
     NORM = "NORM"
+    BIAS_AND_NORM = "BIAS_AND_NORM"
 
 
 class VarianceNorm(enum.Enum):

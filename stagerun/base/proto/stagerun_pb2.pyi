@@ -78,6 +78,7 @@ class ParamKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WEIGHT: _ClassVar[ParamKind]
     BIAS: _ClassVar[ParamKind]
     NORM: _ClassVar[ParamKind]
+    BIAS_AND_NORM: _ClassVar[ParamKind]
 FIXED: Determinism
 ELASTIC: Determinism
 MEAN_PROBABILITY: EnsembleRule
@@ -113,6 +114,7 @@ ANY: ParamKind
 WEIGHT: ParamKind
 BIAS: ParamKind
 NORM: ParamKind
+BIAS_AND_NORM: ParamKind
 IDENTITY_FIELD_NUMBER: _ClassVar[int]
 identity: _descriptor.FieldDescriptor
 AT_LEAST_FIELD_NUMBER: _ClassVar[int]

@@ -31,11 +31,12 @@ A comment silences one where it is meant: in its line, in the line above, or at 
   # lint: ignore lr-jump, zero-parent: what the published run did"""
 
 
-def lint(schedule: Schedule) -> tuple[Problem, ...]:
-    """Return the findings that no comment silences, and comments that silence nothing, by place. Warnings carry their source line."""
+def lint(schedule: Schedule, published: rates.Published = lambda name: None) -> tuple[Problem, ...]:
+    """Return the findings that no comment silences, and comments that silence nothing, by place. Warnings carry their source line. `published`:
+    looks published weights up, which takes torch."""
     texts = [(path, text.removeprefix("\N{BYTE ORDER MARK}")) for path, text in schedule.files]
     problems = Problems(texts)
-    run(_RULES, problems, [rates.StageFacts(schedule, stage) for stage in schedule.stages])
+    run(_RULES, problems, [rates.StageFacts(schedule, stage, published) for stage in schedule.stages])
     ids = [one for path, text in texts if not path.endswith(".py") for one in silenced(path, text)]
     run([RULES[_ID]], problems, ids, problems.all(), RULES)
     kept = [one for one in problems.all() if not any(id.covers(one) for id in ids)]

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from stagerun.base.errors import Level, Span
 from stagerun.base.recipe import DecayFrom, Schedule, Solver, Stage
 from stagerun.base.text import apart, count
+from stagerun.base.weights import Preprocessing
 from stagerun.language.rules.rule import Found, Rule
 from stagerun.language.rules.stage import policy_end
 from stagerun.plan.described import JUMP, joints, jumps
@@ -21,14 +23,18 @@ _SAMPLES = 100
 # How far the rate may move between two updates where two stages, or a warm-up and its policy, meet. Multi-step schedules step down by 10, a
 # collapse may begin well below its trunk, and the stages of published recipes step up by less than 2.
 UP, DOWN = 3.0, 30.0
+_FROM_END = "`decay_from: WARMUP_END` starts the decay when the warm-up ends"
 _DIGIT = "does it have a digit too many, or too few?"
+
+
+Published = Callable[[str], Preprocessing | None]  # name of published weights -> how they see images
 
 
 class StageFacts:
     """A stage, its parent, and values that several rules need."""
 
-    def __init__(self, schedule: Schedule, stage: Stage) -> None:
-        self.schedule, self.stage = schedule, stage
+    def __init__(self, schedule: Schedule, stage: Stage, published: Published) -> None:
+        self.schedule, self.stage, self.published = schedule, stage, published
         self.solver, self.train = stage.solver, stage.data.train
         self.name = f"stage `{stage.name}`"
         self.start = schedule.start_iter(stage)
@@ -36,7 +42,8 @@ class StageFacts:
 
     @cached_property
     def parent(self) -> "StageFacts | None":
-        return StageFacts(self.schedule, self.schedule.stage(self.stage.parent)) if self.stage.parent else None
+        name = self.stage.parent
+        return StageFacts(self.schedule, self.schedule.stage(name), self.published) if name else None
 
     @cached_property
     def points(self) -> tuple[int, ...]:
@@ -50,6 +57,11 @@ class StageFacts:
         corners = (warm_up_end(self.solver), *(round(knot.iter) for knot in self.solver.knot))
         iters = (*(last * n // _SAMPLES for n in range(_SAMPLES + 1)), *(iter for iter in corners if 0 <= iter <= last))
         return max(map(self.rate, iters))
+
+    @cached_property
+    def weights(self) -> str:
+        """The file of weights that the stage starts from, itself or by its parent; ''."""
+        return self.solver.start.file if self.solver.start is not None else self.parent.weights if self.parent else ""
 
     def at_zero(self, length: int) -> bool:
         """Return whether the rate has come down to zero after `length` updates. A decay's last rate belongs to the update before its end:
@@ -144,7 +156,17 @@ def _jumps(it: StageFacts) -> Iterator[tuple[bool, tuple[Span, str, str], str]]:
         far = comparable and (up or down) and before != after
         if far or (jumps(it.schedule, it.stage, joint) and not (joint.iter and _is_cut(solver))):
             hint = "lower `base_lr`, or lead up to it by a warm-up (`warmup_iter`, `warmup_start_lr`)" if up else _DIGIT
-            yield far, (it.span(field, "base_lr"), _move(before, after), hint if far else ""), where
+            hint = _after_warmup(solver) if joint.iter else hint if far else ""
+            yield far, (it.span(field, "base_lr"), _move(before, after), hint), where
+
+
+def _after_warmup(solver: Solver) -> str:
+    """Return the hint for a jump where a warm-up ends."""
+    end, near = warm_up_end(solver), JUMP * solver.base_lr
+    if abs(learning_rate(solver)(end) - solver.base_lr) <= near:
+        return "a longer `warmup_iter`, or a higher `warmup_start_lr`, leads up to `base_lr`"
+    joined = learning_rate(replace(solver, decay_from=DecayFrom.WARMUP_END))(end)
+    return _FROM_END if abs(joined - solver.base_lr) <= near else _DIGIT
 
 
 def _move(before: float, after: float) -> str:
@@ -162,7 +184,7 @@ def warmup_cut(it: StageFacts) -> Doubts:
     if _is_cut(solver) and 0 < end < solver.max_iter and it.rate(end) < (1 - JUMP) * solver.base_lr:
         now, due = apart([it.rate(end), solver.base_lr])
         text = f"`{solver.lr_policy}` is at {now} where the warm-up of {it.name} to {due} ends"
-        yield "lr_policy", text, "`decay_from: WARMUP_END` starts the decay when the warm-up ends"
+        yield "lr_policy", text, _FROM_END
 
 
 def zero_parent(it: StageFacts) -> Doubts:

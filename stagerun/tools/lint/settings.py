@@ -1,8 +1,10 @@
 """Rules about lengths, snapshots, fields, images and what workers send each other. Some read the side files of LMDBs on this machine."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache
 
 from stagerun.base.errors import Level, Span
 from stagerun.base.recipe import (
@@ -14,11 +16,10 @@ from stagerun.base.recipe import (
     OnNan,
     Origin,
     ParamKind,
-    Source,
     Transform,
 )
 from stagerun.base.text import MOST_LISTED, count, listed
-from stagerun.base.weights import Kind
+from stagerun.base.weights import Kind, Preprocessing
 from stagerun.base.weights import place_of as weights_of
 from stagerun.language.networks import known_of
 from stagerun.language.rules.rule import Found, Rule
@@ -114,15 +115,25 @@ def idle_clear(stages: Sequence[StageFacts]) -> Found:
             yield origin.span, f"`clear: {origin.text}` takes nothing away: nothing like that is inherited", ""
 
 
+SGD_DECAY, SGD_RATE = 5e-4, 0.02  # a decay of SGD's or less, a rate of SGD's or more
 MOST_OF_FIRST = 0.1  # a larger share of a stage's first weights in the average of `ema_decay` is worth a look
 
 
 def doubtful_value(it: StageFacts) -> Doubts:
     solver, kind = it.solver, SOLVER_TYPES[it.solver.type]
-    if kind.momentum_is and not solver.momentum and it.stage.written("solver.momentum") is None:
-        meaning, usual = kind.momentum_is
-        text = f"{it.name}: momentum is 0, and {meaning} of type {solver.type}: {usual} is usual"
-        yield "type", text, "`momentum: 0.9` is Adam's beta1, say"
+    meaning, usual = kind.momentum_is or ("", 0.9)
+    if "momentum" in kind.reads and not solver.momentum and it.stage.written("solver.momentum") is None:
+        what = f"and {meaning} of type {solver.type}: " if meaning else ""
+        second = "  momentum2: 0.999" if "momentum2" in kind.reads else ""
+        hint = f"write `momentum: {usual}{second}`; Caffe's default is 0, and `momentum: 0` says that it is meant"
+        yield "type batch_size", f"{it.name}: momentum is 0, {what}{usual} is usual", hint
+    if solver.type == "AdamW" and 0 < solver.weight_decay <= SGD_DECAY:
+        text = f"{it.name}: weight_decay {solver.weight_decay:g} is for SGD, whose learning rate is a hundred times AdamW's"
+        hint = "`weight_decay: 0.05` is usual for AdamW, with `param { kind: BIAS_AND_NORM decay_mult: 0 }`"
+        yield "weight_decay", text, hint
+    if solver.type in ("Adam", "AdamW") and it.peak >= SGD_RATE:
+        text = f"{it.name}: a learning rate of {it.peak:.4g} is for SGD: {solver.type} moves a weight by about as much"
+        yield "base_lr", text, "`base_lr: 0.001` is usual, less from trained weights"
     updates = solver.max_iter // solver.ema_interval
     first = 0.0 if solver.ema_decay is None else solver.ema_decay**updates
     if first > MOST_OF_FIRST and updates:
@@ -139,12 +150,13 @@ def _decays_norm(it: StageFacts) -> bool:
     large = solver.batch_size >= LARGE or solver.type in ("LARS", "LAMB") or solver.local_lr_auto
     if not large or not solver.weight_decay or known_of(it.stage.model).batch_norm is None:
         return False
-    fitting = (rule for rule in solver.param if rule.kind in (ParamKind.ANY, ParamKind.NORM))
+    fitting = (rule for rule in solver.param if rule.kind not in (ParamKind.BIAS, ParamKind.WEIGHT))
     return next((rule.decay_mult != 0 for rule in fitting if rule.decay_mult == 0 or rule.name == "*"), True)
 
 
 # -- images: the numbers that pixels become, and sizes
 
+_OF_BYTES = "write `mean_value` and `std_value` of pixels of 0 to 255"
 IMAGENET = (103.53, 116.28, 123.675)  # mean of its pixels: B, G, R
 
 
@@ -154,15 +166,20 @@ def _ranges(transform: Transform, channels: int) -> list[tuple[float, float]]:
     return [((0 - m) * transform.scale / s, (255 - m) * transform.scale / s) for m, s in zip(mean, std, strict=True)]
 
 
+def _alike(some: Iterable[tuple[float, float]], others: Iterable[tuple[float, float]]) -> bool:
+    """Return whether pixels become the same numbers, within 1 %."""
+    pairs = zip(some, others, strict=True)
+    return all(abs(x - y) <= 0.01 * abs(p[1] - p[0]) for p, q in pairs for x, y in zip(p, q, strict=True))
+
+
 def other_numbers(it: StageFacts) -> Doubts:
-    """The network takes other numbers for the same pixel than in its evaluation, or in its parent. Less than 1 % doesn't count."""
+    """The network takes other numbers for the same pixel than in its evaluation, or in its parent."""
     trained, channels, parent = it.solver.transform, it.stage.model.channels, it.parent
     others = [("an evaluation", it.solver.test_transform)] if it.stage.data.val else []
     if parent is not None and parent.stage.model.channels == channels:
         others.append((parent.name, parent.solver.transform))
     for who, other in others:
-        ranges = zip(_ranges(trained, channels), _ranges(other, channels), strict=True)
-        near = all(abs(x - y) <= 0.01 * abs(p[1] - p[0]) for p, q in ranges for x, y in zip(p, q, strict=True))
+        near = _alike(_ranges(trained, channels), _ranges(other, channels))
         same_order = channels == 1 or trained.channel_order == other.channel_order
         if not (near and same_order and trained.mean_file == other.mean_file):
             names = ("channel_order", "mean_value", "std_value", "scale", "mean_file")
@@ -181,49 +198,129 @@ def unscaled(it: StageFacts) -> Doubts:
     raw = span == 255 and not any(mean) and transform.mean_file is None
     if small or raw or span > 255 or span < 0.1:
         name, values = ("mean_value", mean) if small else ("std_value", transform.std_value)
-        hint = "write `mean_value` and `std_value` of pixels of 0 to 255; `stagerun data info LMDB` shows them"
+        usual = _usual(it)
+        hint = f"write `{usual}`" if usual else f"{_OF_BYTES}; `stagerun data info LMDB` shows them"
         if values and (small or span > 255):
-            hint = f"it was written for pixels of 0 to 1: `{name}: [{', '.join(f'{255 * v:.6g}' for v in values)}]`"
+            of_one = [("mean_value", mean if small else ()), ("std_value", transform.std_value if span > 255 else ())]
+            imagenet = len(mean) == 3 and all(abs(255 * a - b) < 2 for a, b in zip(mean, IMAGENET[::-1], strict=True))
+            order = "channel_order: RGB  " if small and imagenet else ""
+            hint = f"written for pixels of 0 to 1? Then write `{order}{_numbers(of_one, 255)}`"
         low, high = min(map(min, ranges)), max(map(max, ranges))
         text = f"pixels of 0 to 255 become inputs of {low:.4g} to {high:.4g} in {it.name}"
         yield f"transform_param.{name} transform_param.scale", text, hint
 
 
+def _numbers(fields: Iterable[tuple[str, Iterable[float]]], times: float = 1) -> str:
+    texts = ((name, ", ".join(f"{times * value:.6g}" for value in values)) for name, values in fields)
+    return "  ".join(f"{name}: [{text}]" for name, text in texts if text)
+
+
+def _usual(it: StageFacts) -> str:
+    """Return the normalisation that published weights need, else that of the stage's images; '' if both are unknown."""
+    if (published := _published(it)) is not None:
+        return published.numbers
+    own = [(round(mean, 1), round(deviation, 1)) for mean, deviation in _statistics(it)]
+    return _numbers([("mean_value", (mean for mean, _ in own)), ("std_value", (deviation for _, deviation in own))])
+
+
+def _is_published(it: StageFacts) -> bool:
+    return it.stage.model.channels == 3 and weights_of(it.weights).kind in (Kind.TORCHVISION, Kind.TIMM)
+
+
+def _published(it: StageFacts) -> Preprocessing | None:
+    return it.published(it.weights) if _is_published(it) else None
+
+
 def channel_order(it: StageFacts) -> Doubts:
     """Weights of torchvision or timm, which are for R, G, B, or ImageNet's mean, in the other order."""
-    weights, mean = it.solver.weights, it.solver.transform.mean_value
+    mean, published = it.solver.transform.mean_value, _is_published(it)
     rgb = it.solver.transform.channel_order is ChannelOrder.RGB
     usual, order = (IMAGENET, "R, G, B") if rgb else (IMAGENET[::-1], "B, G, R")
     hint = "write `channel_order: RGB`, and mean and deviation in that order"
-    published = weights is not None and weights_of(weights.file).kind in (Kind.TORCHVISION, Kind.TIMM)
-    if weights is not None and published and not rgb and it.stage.model.channels == 3:
-        text = f"{it.name} gives `{weights.file}` B, G, R; it was trained on R, G, B"
-        yield "transform_param.channel_order transform_param.mean_value", text, hint
-    elif len(mean) == 3 and all(abs(a - b) < 2 for a, b in zip(mean, usual, strict=True)):
+    if published and not rgb:
+        text = f"{it.name} gives `{it.weights}` B, G, R; it was trained on R, G, B"
+        yield "transform_param.channel_order transform_param.mean_value", text, _as_published(_published(it), hint)
+    elif not published and len(mean) == 3 and all(abs(a - b) < 2 for a, b in zip(mean, usual, strict=True)):
         text = f"`mean_value` of {it.name} is ImageNet's in the other order: its channels are {order}"
         hint = "write `mean_value` the other way round" if rgb else hint
         yield "transform_param.channel_order transform_param.mean_value", text, hint
 
 
-def _statistics(it: StageFacts, source: Source) -> list[tuple[float, float]]:
-    """Return mean and deviation of all pixels by channel (B, G, R) from the side file; empty where it is missing."""
-    facts, _ = side_file(it.schedule.lmdb(source))
+def _as_published(how: Preprocessing | None, unknown: str = "") -> str:
+    if how is None:
+        return unknown
+    sizes = f"`crop_size: {how.crop}` in training, in test_transform_param `{how.test_size}`"
+    return f"write `{how.numbers}` in both transforms; published sizes: {sizes}"
+
+
+def published_numbers(it: StageFacts) -> Doubts:
+    """Weights of torchvision or timm with another mean or deviation than theirs."""
+    transform, published = it.solver.transform, _published(it)
+    if published is None or transform.channel_order is not ChannelOrder.RGB or any(unscaled(it)):
+        return
+    theirs = replace(transform, mean_value=published.mean, std_value=published.std, scale=1.0)
+    if transform.mean_file or not _alike(_ranges(theirs, 3), _ranges(transform, 3)):
+        text = f"{it.name} gives `{it.weights}` other numbers for a pixel than those that it was trained on"
+        yield "transform_param.mean_value transform_param.std_value", text, _as_published(published)
+
+
+def _statistics(it: StageFacts) -> list[tuple[float, float]]:
+    """Return mean and deviation of all training pixels by channel, in the stage's order, from the side file; empty where it is missing."""
+    facts, _ = side_file(it.schedule.lmdb(it.train))
     with suppress(KeyError, TypeError, ValueError):
-        return [(float(m), float(d)) for m, d in zip(facts["mean_bgr"], facts["deviation_bgr"], strict=True)]
+        pairs = [(float(m), float(d)) for m, d in zip(facts["mean_bgr"], facts["deviation_bgr"], strict=True)]
+        return pairs[:: -1 if it.solver.transform.channel_order is ChannelOrder.RGB else 1]
     return []
 
 
+OFF = 3.0  # as many times the images' own deviation, or a part as small, is worth a look
+
+
 def far_mean(it: StageFacts) -> Doubts:
-    """A mean more than a standard deviation off the mean of all pixels. Weights from elsewhere bring their mean."""
-    transform, values = it.solver.transform, it.solver.transform.mean_value
-    if not values or it.solver.weights is not None:
+    """A mean more than a standard deviation off the mean of all pixels, or another deviation. Weights from elsewhere bring theirs."""
+    transform = it.solver.transform
+    if it.weights or any(unscaled(it)) or not (transform.mean_value or transform.std_value):
         return
-    channels = _statistics(it, it.train)[:: -1 if transform.channel_order is ChannelOrder.RGB else 1]
-    values *= len(channels) if len(values) == 1 else 1
-    if len(channels) == len(values) and any(abs(v - m) > d for v, (m, d) in zip(values, channels, strict=True)):
-        right = ", ".join(f"{mean:.1f}" for mean, _ in channels)
-        text = f"`mean_value` of {it.name} is far from the mean of its images, [{right}]"
-        yield "transform_param.mean_value", text, f"write `mean_value: [{right}]`"
+    own, channels = _statistics(it), it.stage.model.channels
+    own *= channels if len(own) == 1 else 1
+    means, stds = ((values * channels)[:channels] for values in (transform.mean_value, transform.std_value))
+    far = bool(means) and any(abs(v - m) > d for v, (m, d) in zip(means, own, strict=False))
+    off = (abs(v / transform.scale) / max(d, 1e-9) for v, (_, d) in zip(stds, own, strict=False))
+    odd = any(not 1 / OFF <= ratio <= OFF for ratio in off)
+    if len(own) == channels and (far or odd):
+        name = "mean_value" if far else "std_value"
+        text = f"`{name}` of {it.name} is far from the {'mean' if far else 'deviation'} of its images"
+        yield f"transform_param.{name}", text, f"write `{_usual(it)}`"
+
+
+@lru_cache(maxsize=16)
+def _shared(train: str, val: str, *fingerprints: object) -> tuple[int, int]:
+    """Return how many of the first records of `val` are records of `train`, and how many were looked at, by the digests in their side files."""
+    with suppress(ValueError):  # a side file that is written at this moment
+        (_, (tested,)), (_, (trained,)) = side_file(val, "digests", most=2000), side_file(train, "digests")
+        seen = set(zip(trained[::2], trained[1::2], strict=True))  # a digest is two numbers of 32 bits
+        pairs = list(zip(tested[::2], tested[1::2], strict=True))
+        return sum(pair in seen for pair in pairs), len(pairs)
+    return 0, 1
+
+
+def same_images(stages: Sequence[StageFacts]) -> Found:
+    """Images of training in the first validation set; a further one may be meant to show the training accuracy."""
+    looked_at = set[tuple[Span, str, str]]()
+    for it, val in [(one, val) for one in stages for val in one.stage.data.val[:1]]:
+        span, train, tested = it.stage.written("data.val.source") or it.stage.span, it.train.path, val.path
+        if (span, train, tested) in looked_at:
+            continue
+        looked_at.add((span, train, tested))
+        folders = it.schedule.lmdb(it.train), it.schedule.lmdb(val)
+        shared, of = 1, 1
+        if folders[0] != folders[1]:
+            prints = [side_file(folder)[0].get("fingerprint") for folder in folders]
+            shared, of = _shared(*folders, *prints) if all(prints) else (0, 1)
+        if shared:
+            which = "the images" if shared == of else f"{shared} of {of} images"
+            text = f"{which} of `data.val` are in `data.train` of {it.name}, too: accuracy on them says little"
+            yield span, text, "evaluate on images that it never trains on"
 
 
 def _resizes(transform: Transform) -> bool:
@@ -330,9 +427,11 @@ RULES = (
     each("doubtful-value", doubtful_value, _DOUBTFUL),
     Rule("no-test", no_test, Level.WARNING, "images to evaluate with are missing"),
     each("other-numbers", other_numbers, "a network that takes other numbers than in its evaluation, or in its parent"),
-    each("odd-range", unscaled, "images that nothing normalises, or mean_value for pixels of 0 to 1"),
+    each("odd-range", unscaled, "images that nothing normalises, or mean_value and std_value for pixels of 0 to 1"),
     each("channel-order", channel_order, "weights or a mean for R, G, B where channels are B, G, R, or the reverse"),
-    each("far-mean", far_mean, "a mean_value far from the mean of the images", looks=True),
+    each("published-numbers", published_numbers, "published weights whose pixels are normalised in another way", looks=True),
+    each("far-mean", far_mean, "a mean_value or std_value far from those of the images", looks=True),
+    Rule("same-images", same_images, Level.WARNING, "images of training in an evaluation", looks=True),
     each("other-sizes", other_sizes, "images that are resized in training alone, or in an evaluation alone", looks=True),
     doubt(
         "compress-alone", "compress_param.method",
