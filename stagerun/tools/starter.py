@@ -71,36 +71,37 @@ class Starter:
     def __init__(self, images: Images, model: str, weights: str | None) -> None:
         self.images, self.model, self.weights = images, model, weights
         self.channels = len(images.mean) if weights is None else 3
-        self.body, self.head, self.freeze = ["NORM", "BIAS"], list[str](), list[str]()
+        self.head, self.rest, self.head_bias = list[str](), list[str](), False
         self.published: Preprocessing | None = None
         if model != "resnet_small" or weights is not None:
-            self._look_at_network()
+            from stagerun.models.vision import published_preprocessing
+
+            self.published = published_preprocessing(weights or model) or published_preprocessing(model)
+        if weights is not None:
+            self._find_head()
         tuned, number = weights is not None, images.train[1]
         self.batch = min(64 if tuned else 128, max(8, _power_of_two(number / 10)), _power_of_two(number))
         updates, least, most = number / self.batch, 12 if tuned else 8, 48 if tuned else 64
         self.epochs = min(most, max(least, _FEWEST_UPDATES[tuned] / updates))
         self.crop, self.why = self._crop()
         self.padded = not tuned and not images.mixed and self.crop == images.shorter
-        adaptive = any(word in model.lower() for word in _ATTENTION)
-        self.type, self.decay = ("AdamW", 0.05) if adaptive else ("SGD", 1e-4 if tuned else 5e-4)
-        self.peak, self.of = (5e-4 if adaptive else 0.02, 64) if tuned else (5e-4 if adaptive else 0.1, 128)
+        self.of, self.peak, self.decay = (64, 0.02, 1e-4) if tuned else (128, 0.1, 5e-4)
+        self.type = "AdamW" if any(word in model.lower() for word in _ATTENTION) else "SGD"
+        if self.type == "AdamW":
+            self.peak, self.decay = 5e-4, 0.05
+        elif not is_foreign(model) and network_of(model).batch_norm is None:
+            self.peak /= 10  # higher rates diverge without BatchNorm
 
-    def _look_at_network(self) -> None:
-        """Find the head, which depends on the number of classes, and the kinds of parameters outside of it."""
-        from stagerun.engine.parameters import kind_of
+    def _find_head(self) -> None:
+        """Find what depends on the number of classes, and patterns for the rest."""
         from stagerun.models import shapes, without_memory
-        from stagerun.models.vision import published_preprocessing
 
-        self.published = published_preprocessing(self.weights or self.model) or published_preprocessing(self.model)
         made = Model(name=self.model, num_classes=self.images.classes, channels=self.channels)
         network, other = without_memory(made), shapes(without_memory(replace(made, num_classes=made.num_classes + 1)))
-        names = [name for name, _ in network.named_parameters()]
         head = {name for name, shape in shapes(network).items() if other.get(name) != shape}
         self.head = sorted({f"{name.rpartition('.')[0]}.*" for name in head})
-        self.freeze = list(_outside(names, head))
-        kinds = {kind_of(network, name).value for name in names if self.weights is None or name not in head}
-        self.body = [kind for kind in ("NORM", "BIAS") if kind in kinds]
-        self.head_bias = any(kind_of(network, name).value == "BIAS" for name in head)
+        self.head_bias = any(name.endswith("bias") for name in head)
+        self.rest = list(_outside([name for name, _ in network.named_parameters()], head))
 
     def _crop(self) -> tuple[int, str]:
         """Return the side of the network's input, and why."""
@@ -138,14 +139,14 @@ class Starter:
         yield f"base_lr_batch: {self.of}  # the rates below are for {self.of} images, and scale with batch_size"
         yield f'type: "{self.type}"\nmomentum: 0.9' + ("\nmomentum2: 0.999" if self.type == "AdamW" else "")
         yield f"weight_decay: {self.decay:g}\ndecay_from: WARMUP_END"
-        slow = "lr_mult: 0.1 " if self.weights is not None else ""
-        for name in self.head if slow else ():
+        for name in map(quoted, self.head):
             if self.head_bias:
-                yield f"param {{ name: {quoted(name)} kind: BIAS decay_mult: 0 }}"
-            yield f"param {{ name: {quoted(name)} }}"
-        yield from (f"param {{ kind: {kind} {slow}decay_mult: 0 }}" for kind in self.body)
-        if slow:
-            yield f"param {{ {slow}}}"
+                yield f"param {{ name: {name} kind: BIAS_AND_NORM decay_mult: 0 }}"
+            yield f"param {{ name: {name} }}"
+        if self.head:
+            yield "param { kind: BIAS_AND_NORM lr_mult: 0.1 decay_mult: 0 }\nparam { lr_mult: 0.1 }"
+        else:
+            yield "param { kind: BIAS_AND_NORM decay_mult: 0 }"
         normal, crop = self._numbers(), f"crop_size: {self.crop}"
         if self.padded:
             yield f"transform_param {{\npad: {max(2, self.crop // 8)} mirror: true {crop}\n{normal}\n}}"
@@ -194,7 +195,7 @@ class Starter:
     def _tuning(self) -> Iterator[str]:
         place = place_of(self.weights or "")
         file = self.weights if place.kind in (Kind.TORCHVISION, Kind.TIMM) else os.path.abspath(self.weights or "")
-        drop, freeze = ("[" + ", ".join(map(quoted, names)) + "]" for names in (self.head, self.freeze))
+        drop, freeze = ("[" + ", ".join(map(quoted, names)) + "]" for names in (self.head, self.rest))
         weights = f"weights {{ file: {quoted(file or '')} drop: {drop} }}\nfreeze: {freeze}\n"
         yield self._stage("head", 1 / 6, (1, 0.1), weights)
         yield self._stage("all", 4 / 6, (0.1, 1, 0.1))
