@@ -86,7 +86,8 @@ def new(
     refuse_existing(folder)
     train, val = as_lmdbs(sets.train, sets.val, sets.split_val, folder, job)
     schedule, lines = make(folder, start, train, val)
-    tell("\n".join(f"note: {line}" for line in missing_weights(schedule.stages)))
+    missing = list(missing_weights(schedule.stages))
+    tell("\n".join(f"note: {line}" for line in missing))
     tell_findings(schedule)
     head = f"{folder}: {count(schedule.data.train.images, 'image')} of {schedule.model.num_classes} classes"
     show("\n".join([head, *(f"  {line}" for line in lines), "next:"]))
@@ -96,6 +97,8 @@ def new(
         (f"  stagerun rehearse {word}", "a few iterations of every stage, and how long the run will take"),
         (f"  stagerun run {word}", "trains; the same command resumes after anything"),
     ]
+    if any("--fetch" in line for line in missing):
+        rows.insert(0, (f"  stagerun check {word} --fetch", "downloads the weights"))
     show("\n".join(columns(rows)))
 
 
@@ -177,14 +180,14 @@ def make(out: str, start: Start, train: str, val: str) -> tuple[Schedule, list[s
         )
         texts, lines = fitted(texts, schedule, name, about, images), [f"stages, batch and rates: of {folder.name}"]
         if images.mixed:
-            lines += ["images of many sizes: training resizes a random part of each, an evaluation the middle"]
-    lines += _in_both(*indexes)
+            tell("note: images of many sizes: training resizes a random part of each, an evaluation the middle")
+    _tell_copies(*indexes)
     _require_fitting(read(texts, os.path.abspath(out), (), os.path.normpath(out)), val, *indexes)
     write_folder(out, texts)
     return load(out), lines
 
 
-def _in_both(train: Index, val: Index) -> list[str]:
+def _tell_copies(train: Index, val: Index) -> None:
     """Name images that are in both sets, with the same label."""
     same, first, second = np.intersect1d(train.digests, val.digests, return_indices=True)
     number = int(np.isin(val.digests, same).sum())
@@ -192,8 +195,9 @@ def _in_both(train: Index, val: Index) -> list[str]:
         [os.fsdecode(each.key(i)).partition("_")[2] for i in at[:3]] for each, at in ((train, first), (val, second))
     ]
     pairs = [f"train {a} = val {b}" for a, b in zip(*names, strict=True)]
-    text = f"warning: {count(number, 'validation image')} are training images, too, which flatters: {'; '.join(pairs)}"
-    return [f"{text}{', ...' if len(same) > 3 else ''}"] if number else []
+    if number:
+        more = "; ..." if len(same) > 3 else ""
+        tell(f"note: {number} of {count(len(val), 'validation image')} train, too: {'; '.join(pairs)}{more}")
 
 
 def _base(base: str) -> Path:
@@ -219,11 +223,12 @@ def _require_fitting(schedule: Schedule, path: str, train: Index, val: Index) ->
         message = f"{path}: label {most}, but the training images have {schedule.model.num_classes} classes"
         raise DataError(message, _SAME_CLASSES)
     for stage in schedule.stages:
-        crop = 0 if stage.solver.transform.pad else stage.solver.transform.crop_size or 0
+        seen = stage.solver.transform
+        crop = 0 if seen.pad or seen.random_resize or seen.random_resized_crop else seen.crop_size or 0
         width, height = _shapes(train)[len(_shapes(train)) // 2]
         if stage.solver.batch_size > len(train):
             message = f"an update of stage `{stage.name}` takes {stage.solver.batch_size} images, and the set has {len(train)}"
-            raise DataError(message, "begin `--from` a schedule with a smaller batch: `stagerun new --list` shows them")
+            raise DataError(message, "leave `--from` out for a batch that fits, or give more images")
         if min(width, height) < crop:
             message = f"images of {width} x {height}, and stage `{stage.name}` cuts out {crop} x {crop}"
             hint = "`stagerun data import --resize-shorter N` enlarges them; `--from fashion_collapse` fits its crop to the images"

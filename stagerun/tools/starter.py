@@ -109,9 +109,9 @@ class Starter:
         small = self.model not in TORCHVISION and not is_foreign(self.model)
         wanted = self.published.crop if self.published else LARGEST_CROP if small else 224
         if self.weights is not None or self.model.startswith(TIMM) or limits.largest is not None or shorter >= wanted:
-            return wanted, f"the size that {self.model} is for" if not small else "small and fast"
+            return wanted, f"{self.model}'s size" if not small else "small and fast; `--model resnet18` takes 224"
         crop = max(limits.smallest, shorter if shorter <= LARGEST_CROP else shorter // 32 * 32)
-        return crop, f"{self.model} is for {wanted}, and the images are smaller" if not small else "as the images"
+        return crop, f"the images are smaller than {self.model}'s {wanted}"
 
     # -- the text
 
@@ -214,8 +214,7 @@ class Starter:
             whose = "of the weights" if self.published is not None else "of these images: none are published"
             yield f"network: {self.model} from {self.weights}, without {', '.join(self.head)}"
             yield "stages: the head alone, all at a tenth of its rate, a collapse"
-        sides = "of many sizes, " if self.images.mixed else ""
-        yield f"crop: {self.crop}: {self.why}; images {sides}median shorter side {self.images.shorter}"
+        yield f"crop: {self.crop}: {self.why}; shorter sides of the images: {self.images.shorter} in the median"
         how = (
             f"pad {max(2, self.crop // 8)}, random crop"
             if self.padded

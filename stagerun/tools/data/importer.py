@@ -214,8 +214,7 @@ def import_images(
 ) -> None:
     """Makes an LMDB of Caffe's Datum records from a set of labelled images.
 
-    SOURCE is a folder of class folders, or of another format: --format lists them. OUT is a new folder, which Caffe reads too; with --split-val
-    OUT-train_lmdb and OUT-val_lmdb, where OUT is SOURCE's name by default. Its
+    SOURCE is a folder of class folders, or of another format: --format lists them. OUT is a new folder, which Caffe reads too:
     keys are as convert_imageset makes them, 00000000_RELATIVE/PATH.JPEG, numbered after one shuffle of all images, so that every
     stretch of the LMDB holds a mixture of classes.
 
@@ -231,6 +230,9 @@ def import_images(
     With --prepare SOURCE is an LMDB. Its JPEGs become baseline JPEGs with a restart marker every 4 blocks, or as near to that as divides a
     row, so that a training's random crop is decoded without the rest; keys, labels and order stay. Every image is decoded before and after
     and compared.
+
+    With --split-val the digest of each file decides: a file falls alike in every set, copies on one side, and each class of two or more keeps
+    images on both. The LMDBs are OUT-train_lmdb and OUT-val_lmdb; OUT is SOURCE's name by default.
 
     After an interruption of any kind the same command resumes, with the same result.
     """

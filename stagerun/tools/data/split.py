@@ -61,11 +61,13 @@ def split(source: Source, share: float, threads: int | None) -> tuple[tuple[Imag
             val.discard(others[-1])
     chosen = np.isin(digests, np.array(sorted(val), "u8"))
     numbers = int(chosen.sum()), len(looks)
-    lines = [f"split: {numbers[1] - numbers[0]} images to train, {numbers[0]} to validate, by the digest of each file"]
+    lines = [
+        f"split: {count(numbers[1] - numbers[0], 'image')} to train, {numbers[0]} to validate, by each one's digest"
+    ]
     if copies := len(looks) - len({digest for _, digest in looks}):
-        lines.append(f"{count(copies, 'image')} repeat another: copies are on one side")
+        lines.append(f"copies of other images: {copies}, each on the side of its original")
     if tiny:
-        lines.append(f"one image alone, which trains: {listed(tiny, 5)}")
+        lines.append(f"classes of one image, which trains: {listed(tiny, 5)}")
     return (_part(source, np.flatnonzero(~chosen)), _part(source, np.flatnonzero(chosen))), lines
 
 
