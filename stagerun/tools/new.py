@@ -86,8 +86,8 @@ def new(
     refuse_existing(folder)
     train, val = as_lmdbs(sets.train, sets.val, sets.split_val, folder, job)
     schedule, lines = make(folder, start, train, val)
-    missing = list(missing_weights(schedule.stages))
-    tell("\n".join(f"note: {line}" for line in missing))
+    to_fetch = list(missing_weights(schedule.stages))
+    tell("\n".join(f"note: {line}" for line in to_fetch))
     tell_findings(schedule)
     head = f"{folder}: {count(schedule.data.train.images, 'image')} of {schedule.model.num_classes} classes"
     show("\n".join([head, *(f"  {line}" for line in lines), "next:"]))
@@ -97,7 +97,7 @@ def new(
         (f"  stagerun rehearse {word}", "a few iterations of every stage, and how long the run will take"),
         (f"  stagerun run {word}", "trains; the same command resumes after anything"),
     ]
-    if any("--fetch" in line for line in missing):
+    if any("--fetch" in line for line in to_fetch):
         rows.insert(0, (f"  stagerun check {word} --fetch", "downloads the weights"))
     show("\n".join(columns(rows)))
 

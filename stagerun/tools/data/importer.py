@@ -251,13 +251,13 @@ def import_images(
     if images.kind == "folder" and Path(out).parent.resolve().is_relative_to(Path(source).resolve()):
         message = f"{out}: is in {source}, whose folders are the classes, and would be taken for one"
         raise UsageError(message, f"give a folder outside of {source}")
-    tell(f"{count(len(images), 'image')} for {out}")
-    if images.ignored:
-        tell(ignored_text(images.ignored))
+    work = ImportWork(images, source, options)
+    tell(f"{count(len(work), 'image')} for {out}")
+    if work.ignored:
+        tell(ignored_text(work.ignored))
     if options.split_val is not None:
         show("\n".join(text for _, text in _make_parts(images, source, out, options, job)))
         return
-    work = ImportWork(images, source, options)
     show(_make(work, out, job) + (' labels: "float_data"' if images.kind == "csv" else ""))
 
 
