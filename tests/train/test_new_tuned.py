@@ -7,8 +7,8 @@ import made_images
 import pytest
 import torch
 from click.testing import CliRunner
+from facade import Model
 
-from stagerun.base.recipe import Model
 from stagerun.cli import main
 from stagerun.language import load
 from stagerun.models import build
