@@ -20,7 +20,9 @@ IMAGE_SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif",
 )  # fmt: skip
 SPLITS = ("train", "val", "test")
-_HELD_OUT = {"val", "valid", "validation", "test", "testing", "eval", "dev"}
+# Names of folders that hold a part of the set, not a class; the first that exists validates.
+TRAINING = ("train", "training")
+HELD_OUT = ("val", "valid", "validation", "dev", "eval", "test", "testing")
 # Images of a `source` that is a folder: each command asks for the size and time of every file.
 MOST = 100_000
 
@@ -134,8 +136,8 @@ def check_classes(root: str, classes: Sequence[str], names: Iterable[str] = ()) 
     if not classes:
         raise DataError(f"{root}: no class folders in it", "give a folder with one folder of images per class")
     words = {name: name.lower() for name in classes}
-    sets = [name for name, word in words.items() if word in {"train", "training", *_HELD_OUT}]
-    held_out = [name for name in sets if words[name] in _HELD_OUT]
+    sets = [name for name, word in words.items() if word in (*TRAINING, *HELD_OUT)]
+    held_out = [name for name in sets if words[name] in HELD_OUT]
     # One of these names may be a class: CIFAR-100 has trains.
     if len(sets) == len(classes) or (held_out and len(sets) > 1):
         are = "its folders are" if len(sets) == len(classes) else "among its folders are"

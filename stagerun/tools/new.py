@@ -10,7 +10,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,47 +29,76 @@ from stagerun.language.layers import is_twin, pairs
 from stagerun.language.parse import parse
 from stagerun.language.tree import SCHEDULE, SOLVER, Block, Value, quoted
 from stagerun.tools.check import missing_weights, tell_findings
-from stagerun.tools.data.importer import as_lmdb
+from stagerun.tools.data.importer import JobOptions, as_lmdbs
 from stagerun.tools.data.records import Shown, build, threads_here
 from stagerun.tools.fmt import formatted
+from stagerun.tools.starter import LARGEST_CROP, Images, Starter, network_for
 
 # A message: the texts of the values of each field, or the messages.
 Fields = dict[str, list[Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class Sets:
+    train: str | None = option(
+        "--train LMDB|FOLDER",
+        "The training images: a folder of them for each class, or one that holds train/ and val/.",
+    )
+    val: str | None = option("--val LMDB|FOLDER", "The images to evaluate with.")
+    split_val: str | None = option("--split-val PART", "Instead of --val: hold out a part of each class, such as 10%.")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    base: str | None = option("--from SCHEDULE", "Stages, batch and rates of one of the gallery, or of a folder.")
+    model: str | None = option("--model NAME", "The network.  [default: resnet_small]")
+    weights: str | None = option("--weights FILE|NAME", "Fine-tune these weights: a file's, or published ones.")
+
+    def checked(self) -> "Start":
+        """Return it with the network's name. UsageError."""
+        if self.base is not None and (self.model or self.weights):
+            raise UsageError("--from, and --model or --weights", "leave one out: `--from` names the network, too")
+        return replace(self, model=network_for(self.model, self.weights)) if self.base is None else self
+
+
 @command()
 def new(
     folder: str | None = argument("[NAME]", default=None),
-    base: str = option("--from SCHEDULE", "One of the gallery, or a folder.", default="fashion_collapse"),
-    train: str | None = option("--train LMDB|FOLDER", "The training images, or a folder of them for each class."),
-    val: str | None = option("--val LMDB|FOLDER", "The images to evaluate with."),
+    *,
+    sets: Sets,
+    start: Start,
     as_list: bool = flag("--list", "Show the gallery."),
+    job: JobOptions,
 ) -> None:
-    """Makes the folder NAME: the stages of a schedule of the gallery, made to fit your images.
+    """Makes the folder NAME: a schedule for your images, and says what it chose and why.
 
-    Number of images, classes, mean, deviation, channels and paths are read from LMDBs; class folders are first imported, as `data import`
-    does, into NAME-train_lmdb and NAME-val_lmdb. Lengths are in epochs. A crop of padded images becomes their size; every other crop, batch and learning rate stays.
+    Number of images, classes, sizes, mean and deviation are read from LMDBs; class folders are first imported, as `data import` does, into
+    NAME-train_lmdb and NAME-val_lmdb. With --weights the schedule fine-tunes: first the head alone, then all, then a collapse. With --from it
+    has the stages of that schedule in epochs, its batch and rates; a crop of padded images becomes their size.
     """
     if as_list:
         show(gallery_text())
         return
-    if folder is None or train is None or val is None:
-        missing = "NAME" if folder is None else "--train" if train is None else "--val"
+    if folder is None or sets.train is None:
+        missing = "NAME" if folder is None else "--train"
         raise UsageError(f"{missing}: missing", "name an LMDB, or a folder with one folder of images per class")
+    start = start.checked()
     refuse_existing(folder)
-    train, val = as_lmdb(train, f"{folder}-train_lmdb"), as_lmdb(val, f"{folder}-val_lmdb")
-    images, schedule = make(folder, base, train, val)
-    tell("\n".join(f"note: {line}" for line in missing_weights(schedule.stages)))
+    train, val = as_lmdbs(sets.train, sets.val, sets.split_val, folder, job)
+    schedule, lines = make(folder, start, train, val)
+    to_fetch = list(missing_weights(schedule.stages))
+    tell("\n".join(f"note: {line}" for line in to_fetch))
     tell_findings(schedule)
-    if images.mixed:
-        tell("note: images of many sizes: training resizes a random part of each, an evaluation the middle")
-    show(f"{folder}: the stages of {base} for {count(images.train[1], 'image')}; next:")
+    head = f"{folder}: {count(schedule.data.train.images, 'image')} of {schedule.model.num_classes} classes"
+    show("\n".join([head, *(f"  {line}" for line in lines), "next:"]))
     word = shlex.quote(folder)
     rows = [
         (f"  stagerun plan {word} --plot lr.svg", "what will run, and its learning rate"),
         (f"  stagerun rehearse {word}", "a few iterations of every stage, and how long the run will take"),
         (f"  stagerun run {word}", "trains; the same command resumes after anything"),
     ]
+    if any("--fetch" in line for line in to_fetch):
+        rows.insert(0, (f"  stagerun check {word} --fetch", "downloads the weights"))
     show("\n".join(columns(rows)))
 
 
@@ -99,30 +128,6 @@ def _about(text: str) -> str:
 # -- the images
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Images:
-    """`train` and `val` are paths with their number of records, `side` the shortest side of any image in pixels, `mean` and `deviation`
-    of B, G and R, or of grey; `sizes`: how many training images each class has; `mixed`: the images have several sizes."""
-
-    train: tuple[str, int]
-    val: tuple[str, int]
-    classes: int
-    side: int
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-    sizes: tuple[int, ...] = ()
-    mixed: bool = False
-
-    @property
-    def class_weight(self) -> list[str]:
-        """Return weights that make all classes count alike in the loss: the mean number of images of a class over its number."""
-        sizes = self.sizes or (1,) * self.classes
-        return [f"{sum(sizes) / len(sizes) / max(1, size):.4g}" for size in sizes]
-
-
-_LARGEST_CROP = 64  # of images of several sizes
-
-
 def _index(path: str, pixels: bool) -> Index:
     """Return the index of the records, from the side file or else from the records. DataError, StorageError."""
     index = load_index(path)
@@ -147,7 +152,8 @@ def _images(paths: tuple[str, str], train: Index, val: Index) -> Images:
         train=(os.path.abspath(paths[0]), len(train)),
         val=(os.path.abspath(paths[1]), len(val)),
         classes=classes,
-        side=min(side, _LARGEST_CROP) if len(shapes) > 1 else side,
+        side=min(side, LARGEST_CROP) if len(shapes) > 1 else side,
+        shorter=int(np.median(np.minimum(train.heights, train.widths))),
         mean=train.facts.mean_bgr,
         deviation=train.facts.deviation_bgr,
         sizes=tuple(np.bincount(train.labels[train.labels >= 0], minlength=classes).tolist()),
@@ -158,17 +164,40 @@ def _images(paths: tuple[str, str], train: Index, val: Index) -> Images:
 # -- a new folder
 
 
-def make(out: str, base: str, train: str, val: str) -> tuple[Images, Schedule]:
-    """Write the folder `out`, whole or not at all. RecipeError, UsageError, DataError, StorageError."""
-    folder = _base(base)
-    schedule, indexes = load(folder), (_index(train, True), _index(val, False))
+def make(out: str, start: Start, train: str, val: str) -> tuple[Schedule, list[str]]:
+    """Write the folder `out`, whole or not at all; return what was chosen, too. RecipeError, UsageError, DataError, StorageError."""
+    folder = _base(start.base) if start.base is not None else None
+    indexes, name = (_index(train, True), _index(val, False)), os.path.basename(os.path.abspath(out))
     images = _images((train, val), *indexes)
-    texts = {os.path.relpath(path, folder): text for path, text in schedule.files}
-    about = f"{count(images.train[1], 'image')} of {images.classes} classes, trained in the stages of {folder.name}."
-    texts = fitted(texts, schedule, os.path.basename(os.path.abspath(out)), about, images)
+    if folder is None:
+        starter = Starter(images, start.model or "", start.weights)
+        texts, lines = {SCHEDULE_FILE: starter.text(name)}, list(starter.lines())
+    else:
+        schedule = load(folder)
+        texts = {os.path.relpath(path, folder): text for path, text in schedule.files}
+        about = (
+            f"{count(images.train[1], 'image')} of {images.classes} classes, trained in the stages of {folder.name}."
+        )
+        texts, lines = fitted(texts, schedule, name, about, images), [f"stages, batch and rates: of {folder.name}"]
+        if images.mixed:
+            tell("note: images of many sizes: training resizes a random part of each, an evaluation the middle")
+    _tell_copies(*indexes)
     _require_fitting(read(texts, os.path.abspath(out), (), os.path.normpath(out)), val, *indexes)
     write_folder(out, texts)
-    return images, load(out)
+    return load(out), lines
+
+
+def _tell_copies(train: Index, val: Index) -> None:
+    """Name images that are in both sets, with the same label."""
+    same, first, second = np.intersect1d(train.digests, val.digests, return_indices=True)
+    number = int(np.isin(val.digests, same).sum())
+    names = [
+        [os.fsdecode(each.key(i)).partition("_")[2] for i in at[:3]] for each, at in ((train, first), (val, second))
+    ]
+    pairs = [f"train {a} = val {b}" for a, b in zip(*names, strict=True)]
+    if number:
+        more = "; ..." if len(same) > 3 else ""
+        tell(f"note: {number} of {count(len(val), 'validation image')} train, too: {'; '.join(pairs)}{more}")
 
 
 def _base(base: str) -> Path:
@@ -194,11 +223,12 @@ def _require_fitting(schedule: Schedule, path: str, train: Index, val: Index) ->
         message = f"{path}: label {most}, but the training images have {schedule.model.num_classes} classes"
         raise DataError(message, _SAME_CLASSES)
     for stage in schedule.stages:
-        crop = 0 if stage.solver.transform.pad else stage.solver.transform.crop_size or 0
+        seen = stage.solver.transform
+        crop = 0 if seen.pad or seen.random_resize or seen.random_resized_crop else seen.crop_size or 0
         width, height = _shapes(train)[len(_shapes(train)) // 2]
         if stage.solver.batch_size > len(train):
             message = f"an update of stage `{stage.name}` takes {stage.solver.batch_size} images, and the set has {len(train)}"
-            raise DataError(message, "begin `--from` a schedule with a smaller batch: `stagerun new --list` shows them")
+            raise DataError(message, "leave `--from` out for a batch that fits, or give more images")
         if min(width, height) < crop:
             message = f"images of {width} x {height}, and stage `{stage.name}` cuts out {crop} x {crop}"
             hint = "`stagerun data import --resize-shorter N` enlarges them; `--from fashion_collapse` fits its crop to the images"

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def epochs(schedule: Schedule) -> list[float]:
 
 def test_colour_pictures_in_the_stages_of_fashion_collapse(tmp_path, train, val):
     out = tmp_path / "clothes"
-    code, said, _ = stagerun("new", out, "--train", train, "--val", val)
+    code, said, _ = stagerun("new", out, "--from", "fashion_collapse", "--train", train, "--val", val)
     assert code == 0
     assert re.findall(r"^  (stagerun \w+ \S+)", said, re.M) == [
         f"stagerun {c} {out}" for c in ("plan", "rehearse", "run")
@@ -155,7 +156,7 @@ def test_grey_pictures_in_a_schedule_of_colour_ones(tmp_path):
         ("out --train no --val VAL", 65, "no such folder"),
         ("out --train TRAIN", 64, "--val: missing"),
         ("out --train MIXED --val OTHER", 65, "class3 in one of them only"),
-        ("out --train MIXED --val VAL", 65, "takes 128 images, and the set has 20"),
+        ("out --train MIXED --val VAL --from fashion_collapse", 65, "takes 128 images, and the set has 20"),
         ("out --train VAL --val VAL --from resnet50_72ep", 65, "4096 images"),
         ("'a b' --train TRAIN --val VAL", 64, "can't be the name of a schedule"),
     ],
@@ -221,3 +222,23 @@ def test_pictures_of_many_sizes_are_cropped_and_resized_by_the_schedule(tmp_path
             assert getattr(train, name) == getattr(test, name)
     code, _, said = stagerun("check", tmp_path / "out", "--strict")
     assert code == 0, said
+
+
+def test_more_pictures_move_no_others_to_the_other_side(tmp_path):
+    def sides() -> list[set[str]]:
+        assert stagerun("data", "import", tmp_path / "files", tmp_path / "out", "--split-val", "20%")[0] == 0
+        parts = [data_index.load(str(tmp_path / f"out-{part}_lmdb")) for part in ("train", "val")]
+        for part in ("train", "val"):
+            shutil.rmtree(tmp_path / f"out-{part}_lmdb")
+        return [{part.key(i).decode().partition("_")[2] for i in range(len(part))} for part in parts if part]
+
+    for i in range(60):
+        path = tmp_path / "files" / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(made_images.png(i, 8, 8))
+    before = sides()
+    for i in range(60, 90):
+        (tmp_path / "files" / "a" / f"0{i}.png").write_bytes(made_images.png(i, 8, 8))
+    after = sides()
+    assert all(small < large for small, large in zip(before, after, strict=True))
+    assert [len(part) for part in before] == [51, 9]

@@ -73,6 +73,7 @@ class ImportOptions:
     resize: ResizeOptions = ResizeOptions()
     raw: bool = flag("--raw", "Store pixels (channels x height x width, B, G, R) instead of encoded images.")
     no_shuffle: bool = flag("--no-shuffle", "Keep the order of the source.")
+    split_val: str | None = option("--split-val PART", "Hold out a part of each class, such as 10%, for validation.")
 
 
 class ImportWork(PlainImport):

@@ -29,6 +29,7 @@ from stagerun.tools.data.files import DAMAGED, Images, SourceOptions, Text
 from stagerun.tools.data.images import ImportOptions, ImportWork
 from stagerun.tools.data.prepare import PreparedRecords
 from stagerun.tools.data.records import DataThreads, Shown, schedule_line, threads_here
+from stagerun.tools.data.split import sets_in, share_of, split
 
 # -- IDX (MNIST and its family) and CIFAR's binary version: pixels, held in memory
 
@@ -199,7 +200,7 @@ class JobOptions:
 @command("import")
 def import_images(
     source: str = argument("SOURCE"),
-    out: str = argument("OUT"),
+    out: str | None = argument("[OUT]", default=None),
     *,
     format: str | None = option(
         "--format",
@@ -230,8 +231,14 @@ def import_images(
     row, so that a training's random crop is decoded without the rest; keys, labels and order stay. Every image is decoded before and after
     and compared.
 
+    With --split-val the digest of each file decides: a file falls alike in every set, copies on one side, and each class of two or more keeps
+    images on both. The LMDBs are OUT-train_lmdb and OUT-val_lmdb; OUT is SOURCE's name by default.
+
     After an interruption of any kind the same command resumes, with the same result.
     """
+    if out is None and options.split_val is None:
+        raise UsageError("OUT: missing", "name the new LMDB")
+    out = out or os.path.basename(os.path.abspath(source)).partition(".")[0]
     if prepare:
         if options != ImportOptions() or of_source != SourceOptions() or format is not None:
             message = "--prepare copies the records of an LMDB as they are; most other options are for images"
@@ -248,18 +255,45 @@ def import_images(
     tell(f"{count(len(work), 'image')} for {out}")
     if work.ignored:
         tell(ignored_text(work.ignored))
+    if options.split_val is not None:
+        show("\n".join(text for _, text in _make_parts(images, source, out, options, job)))
+        return
     show(_make(work, out, job) + (' labels: "float_data"' if images.kind == "csv" else ""))
 
 
-def as_lmdb(path: str, out: str) -> str:
-    """Return an LMDB of the images at a path: the path itself, or for class folders `out`, into which they are imported once. After a stop
-    signal the process ends with 75."""
-    if not is_class_folder(path):
-        return path
-    if not os.path.exists(out):
-        tell(f"importing {path} into {out}")
-        _make(ImportWork(open_source(path, SourceOptions(), "folder"), path, ImportOptions()), out, JobOptions())
-    return out
+def _make_parts(source: Source, path: str, out: str, options: ImportOptions, job: JobOptions) -> list[tuple[str, str]]:
+    """Make an LMDB of each part of the images. Return its path, and what `import` prints."""
+    parts, lines = split(source, share_of(options.split_val or ""), job.threads)
+    tell("\n".join(lines))
+    made = list(zip((f"{out}-train_lmdb", f"{out}-val_lmdb"), parts, strict=True))
+    if empty := [lmdb for lmdb, part in made if not len(part)]:
+        raise DataError(f"{path}: no image is left for {empty[0]}", "give another --split-val, or more images")
+    return [(lmdb, _make(ImportWork(part, path, options), lmdb, job)) for lmdb, part in made]
+
+
+def as_lmdbs(train: str, val: str | None, split_val: str | None, out: str, job: JobOptions) -> tuple[str, str]:
+    """Return LMDBs of the images to train and to validate on: class folders are imported into OUT-train_lmdb and OUT-val_lmdb. `train` may hold
+    both sets, or be divided. After a stop signal the process ends with 75."""
+    if val is None and (sets := sets_in(train)) is not None:
+        train, val = sets
+        tell(f"training images: {train}; validation images: {val}")
+    if (val is None) is (split_val is None):
+        text = "--val: missing" if val is None else "--split-val, and there are images to validate on"
+        raise UsageError(text, "give --val FOLDER, or hold out a part: --split-val 10%")
+    if val is None:
+        source = open_source(train, SourceOptions())
+        made = _make_parts(source, train, out, ImportOptions(split_val=split_val), job)
+    else:
+        made = []
+        for path, lmdb in ((train, f"{out}-train_lmdb"), (val, f"{out}-val_lmdb")):
+            if is_class_folder(path):
+                tell(f"importing {path} into {lmdb}")
+                work = ImportWork(open_source(path, SourceOptions(), "folder"), path, ImportOptions())
+                made.append((lmdb, _make(work, lmdb, job)))
+            else:
+                made.append((path, ""))
+    tell("\n".join(text.partition("\nin schedule")[0] for _, text in made if text))
+    return made[0][0], made[1][0]
 
 
 def _make(work: Work, out: str, options: JobOptions) -> str:
