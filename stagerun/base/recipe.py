@@ -114,6 +114,9 @@ class Ensemble:
         return tuple(point(member) for member in self.members)
 
 
+FEW = 5  # classes among which every answer is among the first five: top-5 says nothing
+
+
 def point(member: str) -> tuple[str, int | None]:
     """Parse a member of `Ensemble.members` to stage and iteration, None for its end. ValueError for other texts.
 

@@ -18,6 +18,7 @@ RUN, STAGE = Column("run", "run"), Column("stage", "stage")
 _TOP1, _TOP5 = Column("top1", "top-1", "percent"), Column("top5", "top-5", "percent")
 _EMA, _LOSS = Column("ema_top1", "EMA top-1", "percent"), Column("test_loss", "validation loss", "loss")
 _RESULT = (_TOP1, Column("mean_ap", "mAP", "percent"), _TOP5, _LOSS, _EMA)
+_CLASSES = (Column("balanced_accuracy", "", "percent"), Column("macro_f1", "", "percent"))  # in CSV only
 _SPEED = Column("images_per_second", "images/s", "speed")
 _EPOCHS = Column("epochs", "epochs", "epochs")
 _TIME = Column("train_seconds", "training", "time", note="training: without evaluation and repeated work")
@@ -66,6 +67,7 @@ def stages_table(runs: Sequence[Run]) -> Table:
         _TIME,
         *(Column(name, name, "count", dull=0) for name in ("resumes", "skips", "rollbacks")),
         _STATE,
+        *_CLASSES,
     )
     rows: list[Row] = []
     for run in runs:
@@ -77,7 +79,7 @@ def stages_table(runs: Sequence[Run]) -> Table:
                 row |= {"first_lr": rates[0], "last_lr": rates[-1], "weight_decay": decays[0]}
                 row |= {"loss": fmean(losses[-100:]), "train_seconds": stage.seconds}
                 row = row_of(columns, stage, **row)
-            rows.append({**row, **row_of(_RESULT, stage.finished)})
+            rows.append({**row, **row_of((*_RESULT, *_CLASSES), stage.finished)})
     return Table("Stages", columns, rows)
 
 

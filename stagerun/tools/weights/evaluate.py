@@ -126,8 +126,10 @@ def _line(row: dict[str, Any], classes: int) -> str:
     kind = (", averaged weights" if row["ema"] else "") + (f", on {row['val']}" if row["val"] else "")
     top5 = f"top-5 {100 * row['top5']:.2f} %, " if classes > 5 else ""
     mean_ap = f"mAP {100 * row['mean_ap']:.2f} %, " if row["class_ap"] else ""
+    f1, balanced = row["macro_f1"], row["balanced_accuracy"]
+    balanced = "" if f1 is None or balanced is None else f"balanced {100 * balanced:.2f} %, macro F1 {f1:.4f}, "
     return (
-        f"{row['ensemble'] or row['snapshot']}{kind}{views}: top-1 {100 * row['top1']:.2f} %, {top5}{mean_ap}"
+        f"{row['ensemble'] or row['snapshot']}{kind}{views}: top-1 {100 * row['top1']:.2f} %, {top5}{mean_ap}{balanced}"
         f"loss {row['loss']:.4f} on {row['images']} images in {duration(row['seconds'])}"
     )
 
