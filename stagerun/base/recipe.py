@@ -114,9 +114,6 @@ class Ensemble:
         return tuple(point(member) for member in self.members)
 
 
-FEW = 5  # classes among which every answer is among the first five: top-5 says nothing
-
-
 def point(member: str) -> tuple[str, int | None]:
     """Parse a member of `Ensemble.members` to stage and iteration, None for its end. ValueError for other texts.
 
@@ -180,6 +177,11 @@ class Schedule:
     def stage(self, name: str) -> Stage:
         """Return the stage of that name. KeyError."""
         return {stage.name: stage for stage in self.stages}[name]
+
+    @property
+    def few_classes(self) -> frozenset[str]:
+        """Return the stages of up to five classes, whose top-5 is always 1 and is not shown."""
+        return frozenset(stage.name for stage in self.stages if stage.model.num_classes <= 5)
 
     @property
     def training_sets(self) -> tuple[Source, ...]:

@@ -45,8 +45,15 @@ def runs_table(runs: Sequence[Run]) -> Table:
         about = row_of(columns, run.history, run=run.label, lives=len(run.history.lives), state=run.state_in_words)
         for end in run.leaves() or [Stage(name="")]:
             path = {"epochs": end.epoch(end.iter), "train_seconds": run.seconds(end)} if end.trained else {}
-            rows.append({**about, **row_of(_RESULT, end.finished), "seed": run.seed(end), "end": end.name, **path})
+            rows.append(
+                {**about, **_scored(run, end, end.finished, _RESULT), "seed": run.seed(end), "end": end.name, **path}
+            )
     return Table("Runs", columns, rows)
+
+
+def _scored(run: Run, stage: Stage, event: object, columns: Sequence[Column]) -> Row:
+    row = row_of(columns, event)
+    return {**row, "top5": None} if stage.name in run.few_classes else row
 
 
 def stages_table(runs: Sequence[Run]) -> Table:
@@ -79,7 +86,7 @@ def stages_table(runs: Sequence[Run]) -> Table:
                 row |= {"first_lr": rates[0], "last_lr": rates[-1], "weight_decay": decays[0]}
                 row |= {"loss": fmean(losses[-100:]), "train_seconds": stage.seconds}
                 row = row_of(columns, stage, **row)
-            rows.append({**row, **row_of((*_RESULT, *_CLASSES), stage.finished)})
+            rows.append({**row, **_scored(run, stage, stage.finished, (*_RESULT, *_CLASSES))})
     return Table("Stages", columns, rows)
 
 
@@ -147,10 +154,11 @@ def iterations_table(runs: Sequence[Run]) -> Table:
             lines: list[Row] = []
             for test in stage.tests:
                 what = "ema_test" if test.ema else "test"
-                lines.append(row_of(columns, test, run=run.label, epoch=stage.epoch(test.iter), what=what))
+                row = _scored(run, stage, test, columns)
+                lines.append({**row, "run": run.label, "epoch": stage.epoch(test.iter), "what": what})
             for iter, lr, loss, images, seconds in stage.rows("iter", "lr", "loss", "images", "seconds"):
                 if stage.displays(iter):
-                    row: Row = {"run": run.label, "stage": stage.name, "iter": iter, "epoch": stage.epoch(iter)}
+                    row = {"run": run.label, "stage": stage.name, "iter": iter, "epoch": stage.epoch(iter)}
                     speed = images / seconds if seconds else None
                     lines.append({**row, "what": "train", "lr": lr, "loss": loss, "images_per_s": speed})
             rows += sorted(lines, key=lambda row: (row["iter"], row["what"] != "train"))

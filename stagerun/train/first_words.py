@@ -23,10 +23,10 @@ def say_done(plan: Plan, out: Path, options: RunOptions) -> None:
     """Print that nothing remains, and the results; send a tracker the events that it missed."""
     left = tuple(s.stage.name for s in plan.stages if s.state is State.NOT_CHOSEN)
     say(finished_line(RunFinished(trained=False, seconds=0.0, not_chosen=left)))
-    ensembles = results.ensembles(plan, out)
+    ensembles, few = results.ensembles(plan, out), plan.schedule.few_classes
     stages, together = (
-        results_table(results.results(plan, out), results.parents(plan, out), ensembles),
-        ensembles_table(ensembles),
+        results_table(results.results(plan, out), results.parents(plan, out), ensembles, few=few),
+        ensembles_table(ensembles, few),
     )
     say(f"{stages}\n\n{together}" if together else stages)
     for name in dict.fromkeys(options.log):
