@@ -15,7 +15,7 @@ from stagerun.plan.ensembles import ensembles_text
 from stagerun.plan.hours import render_hours
 from stagerun.plan.render import render_text, resuming
 from stagerun.train import results
-from stagerun.train.hours import find_hours
+from stagerun.train.hours import find_hours, left_together
 from stagerun.train.options import RunOptions
 
 
@@ -38,7 +38,7 @@ def say_done(plan: Plan, out: Path, options: RunOptions) -> None:
 def say_plan(plan: Plan, out: Path, options: RunOptions) -> None:
     """Print the plan, or the rest of it for a run that resumes."""
     hours = find_hours(plan, out, None)
-    left = render_hours(plan, hours).partition("\n")[0] if hours else ""
+    left = render_hours(plan, hours, left_together(plan, hours, out)).partition("\n")[0] if hours else ""
     if text := resuming(plan, left if left.startswith("about") else ""):
         options = options if options.replay is None else replace(options, out=str(out))
         same = arguments(options, "folder", "overrides", "out", "redo", "only", "until")
