@@ -33,7 +33,7 @@ class EvalOptions:
 
 @command("eval")
 def evaluate(what: str = argument("SNAPSHOT|DIR|NET"), *, where: Where, options: EvalOptions) -> None:
-    """Evaluates a snapshot: top-1, top-5 and loss over the validation images.
+    """Evaluates a snapshot: top-1, top-5, balanced accuracy, macro F1 and loss over the validation images.
 
     SNAPSHOT is a snapshot's directory, or with --out the name of a snapshot, of a stage or of an ensemble; its recipe names images and
     transform. DIR, a schedule's folder or an output folder, stands for the end of every finished stage, or with --stage for one stage or
