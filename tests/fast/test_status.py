@@ -11,14 +11,21 @@ from typing import Any
 import contract
 import log_help
 import pytest
-from facade import EnsembleTested, Event, Failed, Iterated, Note, RunFinished, RunStarted, SnapshotFailed, StageStarted
+from facade import (
+    EnsembleTested,
+    Event,
+    Failed,
+    Iterated,
+    Note,
+    RunFinished,
+    RunStarted,
+    SnapshotFailed,
+    StageStarted,
+)
 from made_up_runs import Story
 from test_store_lease import NODE7, taken
 
 from stagerun import store
-from stagerun.language import load
-from stagerun.plan import make_plan
-from stagerun.train.hours import TimeLeft
 
 AGO = 10  # seconds, since the log was written
 RESUMES = "the same `stagerun run` resumes"
@@ -104,7 +111,8 @@ def test_plan_and_status_say_one_time_left(tmp_path):
             seconds=1.0, best="early", best_top1=0.5, mean_top1=0.5, snapshots=("a", "b"), batch_norm_iter=0, tested_on="",
         )  # fmt: skip
         write(out, run, one, started, *trained)
-        left_now = TimeLeft(make_plan(load(folder), store.Inventory()), out)("trunk", 3, 13, 2.0)
+        done = contract.stagerun(["status", folder, "--out", out, "--json"], out)
+        left_now = json.loads(done.stdout)["progress"]["left"]
         assert "ensemble two" in left_now and "ensemble one" not in left_now
     assert left(False) > 6, "a run that starts now trains these three iterations again"
 

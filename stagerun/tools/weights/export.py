@@ -78,7 +78,7 @@ def export(snapshot: str = argument("SNAPSHOT|DIR"), file: str = argument("FILE"
 
     from stagerun.tools.weights.snapshot import open_chosen
 
-    contents, lines = _contents(open_chosen(chosen, schedule, options.trust_code), chosen, paths, options)
+    contents, lines = _contents(open_chosen(chosen, schedule, options.trust_code, images=False), chosen, paths, options)
     for path, content in zip(paths, contents, strict=True):
         write_output(path, content)
         lines.insert(0, f"wrote {path}, {size(len(content))}")

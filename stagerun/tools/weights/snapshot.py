@@ -83,14 +83,18 @@ def open_snapshot(
         raise ResumeRefused(f"the recipe in snapshot {ref.name} can't be read: {error}", hint) from error
 
 
-def open_chosen(chosen: Chosen, schedule: recipe.Schedule | None, trust_code: bool) -> list[Stored]:
-    """Open snapshots, with the validation images and test transform of their schedule, if any. UsageError, Damaged and more as of
-    `open_snapshot`."""
+def open_chosen(
+    chosen: Chosen, schedule: recipe.Schedule | None, trust_code: bool, images: bool = True
+) -> list[Stored]:
+    """Open snapshots, with the validation images and test transform of their schedule, if any. Without `images`
+    their folders are not looked at. UsageError, Damaged and more as of `open_snapshot`."""
     opened = []
     for folder, stage in zip(chosen.folders, chosen.stages, strict=True):
         stored = open_snapshot(folder, trust_code, schedule, stage)
         if schedule is None:
-            opened.append(replace(stored, schedule=with_imports(stored.schedule, folder.resolve().parent.parent)))
+            held = stored.schedule
+            held = with_imports(held, folder.resolve().parent.parent) if images else held
+            opened.append(replace(stored, schedule=held))
             continue
         now = schedule.stage(stage)  # which trains the same: else the snapshot would be stale
         if stored.stage.solver.test_transform != now.solver.test_transform:
