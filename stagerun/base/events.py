@@ -259,6 +259,8 @@ class StageFinished(Event):
     beside: tuple[tuple[str, float, float, float | None, bool], ...] = ()
     mean_ap: float | None = None  # as in Tested
     class_ap: tuple[float | None, ...] = ()  # of each class; None for a class without images
+    balanced_accuracy: float | None = None  # 0..1, as `macro_f1`; None for images with several labels
+    macro_f1: float | None = None
 
 
 class EnsembleTested(Event):

@@ -184,6 +184,11 @@ class Schedule:
         return {stage.name: stage for stage in self.stages}[name]
 
     @property
+    def few_classes(self) -> frozenset[str]:
+        """Return the stages of up to five classes, whose top-5 is always 1 and is not shown."""
+        return frozenset(stage.name for stage in self.stages if stage.model.num_classes <= 5)
+
+    @property
     def training_sets(self) -> tuple[Source, ...]:
         """Return the training images of the enabled stages, each path once, in running order."""
         return each_once(data.train for data in self._of_enabled())

@@ -57,6 +57,9 @@ class Score:
     top5: float
     loss: float
     class_ap: tuple[float | None, ...] = ()  # average precision of each class, of images with several labels
+    # Images with one label: means over classes, of the share of a class's images that are right, and of F1.
+    balanced_accuracy: float | None = None
+    macro_f1: float | None = None
 
     @property
     def mean_ap(self) -> float | None:
@@ -112,8 +115,9 @@ def score(
     `batches`: this rank's (number, batch) of all `num_batches`. Each batch is computed by one rank, the counts and losses of all are
     exchanged and added in order of their number: so neither the cut nor the sum depends on the number of ranks."""
     kept: list[tuple[int, Tensor, Tensor]] = []
+    tally: Tensor | None = None
     ignored, device = measure.ignored, measure.normalise.device
-    table = torch.zeros(num_batches + 1, 7, dtype=torch.float64, device=device)
+    table = torch.zeros(num_batches + 1, 8, dtype=torch.float64, device=device)
     for number, batch in batches:
         if stop():
             table[-1, 0] = 1
@@ -125,6 +129,9 @@ def score(
         table[number, 0] = len(labels)
         counted = _counted(logits, labels, ignored.accuracy)
         best = best_of(counted[0])
+        if labels.ndim == 1:
+            tally = _tally(*counted) if tally is None else tally + _tally(*counted)
+            table[number, 7] = logits.shape[1]
         right = counted[1].gather(1, best) > 0 if labels.ndim == 2 else best == counted[1][:, None]
         table[number, 1] = right[:, 0].sum()
         table[number, 2] = right.any(dim=1).sum()
@@ -136,7 +143,7 @@ def score(
     rows = comm.look(table)
     if rows.pop()[0]:
         return None
-    _, top1, top5, total, _, images, divisor = (sum(column) for column in zip(*rows, strict=True))
+    _, top1, top5, total, _, images, divisor, _ = (sum(column) for column in zip(*rows, strict=True))
     precisions: tuple[float | None, ...] = ()
     if width := int(rows[0][4]):  # the classes of images with several labels
         # Each row comes from one rank, and the others add zeros: so the order of images, and all bits, are the same for any number of ranks.
@@ -147,8 +154,35 @@ def score(
             table[first : first + len(logits)] = torch.cat([logits, labels], 1)
         comm.all_reduce(table)()
         precisions = tuple(average_precision(table[:, c], table[:, width + c]) for c in range(width))
+    means: tuple[float | None, float | None] = (None, None)
+    if classes := int(max((row[7] for row in rows), default=0)):
+        tally = torch.zeros(3, classes, dtype=torch.float64, device=device) if tally is None else tally
+        comm.all_reduce(tally)()
+        means = class_means(tally.cpu())
     each = max(images, 1)  # as Caffe: of no image at all, all are 0
-    return Score(int(images), top1 / each, top5 / each, total / max(divisor, 1), precisions)
+    return Score(int(images), top1 / each, top5 / each, total / max(divisor, 1), precisions, *means)
+
+
+def _tally(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return whole numbers, float64 [3, classes]: the images of each class, its answers, and its right answers."""
+    classes = torch.arange(logits.shape[1], device=logits.device)
+    labelled, answered = labels[:, None] == classes, best_of(logits)[:, :1] == classes
+    return torch.stack([one.sum(0) for one in (labelled, answered, labelled & answered)]).double()
+
+
+def class_means(tally: Tensor) -> tuple[float | None, float | None]:
+    """Return balanced accuracy, the mean recall of the classes with images, and macro F1, the mean F1 of the classes with images or answers.
+
+    >>> class_means(torch.tensor([[3.0, 1, 0], [2, 1, 1], [2, 1, 0]]))
+    (0.8333333333333333, 0.6)
+    """
+    labelled, answered, right = tally.double()
+
+    def mean(values: Tensor) -> float | None:  # 0 / 0 is a class that doesn't count
+        counted = values[~values.isnan()]
+        return float(counted.mean()) if len(counted) else None
+
+    return mean(right / labelled), mean(2 * right / (labelled + answered))
 
 
 def _counted(logits: Tensor, labels: Tensor, ignored: int | None) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ import shlex
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console as RichConsole
@@ -27,7 +27,8 @@ _ERASE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
 
 class Console:
     """A sink for events. `display` maps a stage to the iterations between two plain lines (0: none); `results` and
-    `ensembles`: finished before. `time_left`: as `TimeLeft`; by default by the pace alone."""
+    `ensembles`: finished before. `time_left`: as `TimeLeft`; by default by the pace alone. `few`: as in
+    `results_table`."""
 
     def __init__(
         self,
@@ -36,12 +37,13 @@ class Console:
         results: Sequence[events.StageFinished] = (),
         ensembles: Sequence[events.EnsembleTested] = (),
         time_left: Callable[[str, int, int, float], Mapping[str, float]] | None = None,
+        few: Collection[str] = (),
     ) -> None:
         self.rich = Terminal(file=sys.stdout, highlight=False)
         # FORCE_COLOR makes no terminal, and an MPI launcher may write its terminal into a file.
         self.live = sys.stdout.isatty() and not self.rich.is_dumb_terminal and not relayed()
         self._drawn, self._next = False, 0.0
-        self.display, self.parents = display, parents
+        self.display, self.parents, self.few = display, parents, few
         self.run: events.RunStarted | None = None
         self.stages: tuple[str, ...] = ()
         self.stage: events.StageStarted | None = None
@@ -85,7 +87,7 @@ class Console:
     def _print(self, event: events.Event) -> None:
         if (warning := warning_of(event)) is not None:
             self.say(f"warning: {warning}", "yellow")
-        elif (line := line_of(event)) is not None:
+        elif (line := line_of(event, self.few)) is not None:
             self.say(line)
         match event:
             case events.Iterated():
@@ -113,7 +115,9 @@ class Console:
             case events.StageFinished():
                 self.results.pop(event.stage, None)
                 self.results[event.stage] = event
-                self.say(results_table([*self.results.values()], self.parents, self.ensembles.values(), shown=[event]))
+                self.say(
+                    results_table([*self.results.values()], self.parents, self.ensembles.values(), [event], self.few)
+                )
                 self._say_strip()
             case events.EnsembleTested():
                 self.ensembles[event.name] = event
@@ -123,10 +127,12 @@ class Console:
     def _finish(self, event: events.RunFinished) -> None:
         self.say(finished_line(event))
         done = [self.results[name] for name in self.parents if name in self.results]
-        self.say(results_table(done, self.parents, self.ensembles.values()))
+        self.say(results_table(done, self.parents, self.ensembles.values(), few=self.few))
         if self.ensembles:
             names = dict.fromkeys((*(self.run.ensembles if self.run else ()), *self.ensembles))
-            self.say("\n" + ensembles_table([self.ensembles[name] for name in names if name in self.ensembles]))
+            self.say(
+                "\n" + ensembles_table([self.ensembles[name] for name in names if name in self.ensembles], self.few)
+            )
         if event.trained and self.run and self.live:  # for a person: programs read up to the table
             out = shlex.quote(self.run.out)
             self.say(

@@ -1,6 +1,6 @@
 """Text of events: the tables of finished stages and ensembles, and the lines that all screens share."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from stagerun.base import events
 from stagerun.base.recipe import Method, OnNan
@@ -18,11 +18,12 @@ def results_table(
     parents: Mapping[str, Before],
     ensembles: Iterable[events.EnsembleTested] = (),
     shown: Sequence[events.StageFinished] | None = None,
+    few: Collection[str] = (),
 ) -> str:
     """Return a line per stage of `shown` (default: all `results`), and a total if there are several.
 
     `gain`: top-1 against the stage or average it started from, in percentage points. `EMA top-1`: of averaged weights; `mAP`: of images
-    with several labels.
+    with several labels. `few`: stages without top-5 (`Schedule.few_classes`).
     """
     top1 = {e.name: e.top1 for e in ensembles} | {r.stage: r.top1 for r in results}
     results = results if shown is None else shown
@@ -42,12 +43,12 @@ def results_table(
         "train loss": lambda r: f"{r.loss:.4f}",
         "top-1": lambda r: percent(r.top1),
         "gain": gain,
-        "top-5": lambda r: percent(r.top5),
+        "top-5": lambda r: "" if r.stage in few else percent(r.top5),
         "mAP": lambda r: percent(r.mean_ap),
         "EMA top-1": lambda r: percent(r.ema_top1),
         "time": lambda r: duration(r.train_seconds),
     }
-    for name in ("mAP", "EMA top-1"):
+    for name in ("mAP", "EMA top-1", *(["top-5"] if few else [])):
         if not any(map(cells[name], results)):
             del cells[name]
     table = {name: [name, *map(cell, results)] for name, cell in cells.items()}
@@ -65,15 +66,19 @@ def results_table(
         if width is not None and sum(max(map(len, column)) + 2 for column in table.values()) - 2 > width:
             del table[name]
     rows = [*zip(*table.values(), strict=True)]
-    others = [line for result in results for line in other_sets(result)]
+    others = [line for result in results for line in other_sets(result, few)]
     return "\n".join([*columns(rows), *others, *(_not_finite(r) for r in results if r.skips or r.rollbacks)])
 
 
-def other_sets(result: events.StageFinished) -> Iterator[str]:
+def other_sets(result: events.StageFinished, few: Collection[str]) -> Iterator[str]:
     """Yield the scores of a stage on its second and further validation sets."""
     for val, top1, top5, loss, ema in result.beside:
-        scores = f"{'EMA ' if ema else ''}top-1 {percent(top1)}, top-5 {percent(top5)}"
+        scores = f"{'EMA ' if ema else ''}top-1 {percent(top1)}{_top5(result.stage, top5, few)}"
         yield f"{result.stage} on {val}: {scores}, loss {'not finite' if loss is None else f'{loss:.4f}'}"
+
+
+def _top5(stage: str, top5: float, few: Collection[str]) -> str:
+    return "" if stage in few else f", top-5 {percent(top5)}"
 
 
 def _not_finite(result: events.StageFinished) -> str:
@@ -83,7 +88,7 @@ def _not_finite(result: events.StageFinished) -> str:
     return f"note: {result.stage}: {', '.join(done)}, since loss or gradients were not finite"
 
 
-def ensembles_table(results: Sequence[events.EnsembleTested]) -> str:
+def ensembles_table(results: Sequence[events.EnsembleTested], few: Collection[str] = ()) -> str:
     """Return a line per ensemble. Gains in top-1, in percentage points, against the best member and the mean of the members."""
     if not results:
         return ""
@@ -99,10 +104,12 @@ def ensembles_table(results: Sequence[events.EnsembleTested]) -> str:
                 percent(r.top1),
                 f"{100 * r.gain:+.2f} ({r.best})",
                 f"{100 * r.gain_over_mean:+.2f}",
-                percent(r.top5),
+                "" if r.stages & {*few} else percent(r.top5),
                 "" if r.loss is None else f"{r.loss:.4f}",
             )
         )
+    if not any(row[-2] for row in rows[1:]):
+        rows = [(*row[:-2], row[-1]) for row in rows]
     return "\n".join(columns(rows))
 
 
@@ -118,8 +125,8 @@ def warning_of(event: events.Event) -> str | None:
     return None
 
 
-def line_of(event: events.Event) -> str | None:
-    """Return the line of an event that needs no earlier event; None without one."""
+def line_of(event: events.Event, few: Collection[str] = ()) -> str | None:
+    """Return the line of an event that needs no earlier event; None without one. `few`: as in `results_table`."""
     match event:
         case events.RunStarted():
             return (
@@ -137,17 +144,18 @@ def line_of(event: events.Event) -> str | None:
             which = ("EMA test" if event.ema else "test") + (f" on {event.val}:" if event.val else "")
             mean_ap = "" if event.mean_ap is None else f", mAP {percent(event.mean_ap)}"
             return (
-                f"{event.stage} {event.iter}: {which} top-1 {percent(event.top1)}, top-5 {percent(event.top5)}{mean_ap}, "
+                f"{event.stage} {event.iter}: {which} top-1 {percent(event.top1)}{_top5(event.stage, event.top5, few)}{mean_ap}, "
                 f"loss {event.loss:.4f} on {event.images} images in {duration(event.seconds)}"
             )
         case events.SnapshotWritten():
             return f"{event.stage} {event.iter}: snapshot {event.name}, {size(event.bytes)} in {event.seconds:.2f} s"
         case events.EnsembleTested():
             of = count(len(event.members), "snapshot" if any("@" in member for member in event.members) else "stage")
-            loss = "" if event.loss is None else f", loss {event.loss:.4f}"
+            scores = _top5(next(iter(event.stages & {*few}), ""), event.top5, few)
+            scores += "" if event.loss is None else f", loss {event.loss:.4f}"
             return (
                 f"ensemble {event.name}: {event.rule} of {of}, top-1 {percent(event.top1)} "
-                f"({100 * event.gain:+.2f} against {event.best}), top-5 {percent(event.top5)}{loss} on {event.images} images in "
+                f"({100 * event.gain:+.2f} against {event.best}){scores} on {event.images} images in "
                 f"{duration(event.seconds)}"
             )
         case events.Stopped():

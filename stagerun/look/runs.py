@@ -38,6 +38,12 @@ class Run:
     alive: bool = False
     word: str = ""
 
+    @property
+    def few_classes(self) -> frozenset[str]:
+        """Return `Schedule.few_classes`."""
+        fields = self.identities.items()
+        return frozenset(name for name, one in fields if one.get("model.num_classes") in {*"12345"})
+
     def path(self, stage: Stage) -> list[Stage]:
         """Return the stage and its ancestors, itself first."""
         path = {stage.name: stage}  # a damaged log may lead in a circle
@@ -116,7 +122,7 @@ class Run:
         """Yield scores that the tables lack, and gaps in the numbers."""
         for stage in self.history.stages:
             if stage.finished is not None:
-                yield from (f"{self.label}: {line}" for line in other_sets(stage.finished))
+                yield from (f"{self.label}: {line}" for line in other_sets(stage.finished, self.few_classes))
         if self.history.damaged:
             yield f"{self.label}: unreadable lines of log.jsonl, after a kill or on a full disk: {self.history.damaged}"
         if self.history.unknown:

@@ -19,6 +19,7 @@ RUN, STAGE = Column("run", "run"), Column("stage", "stage")
 _TOP1, _TOP5 = Column("top1", "top-1", "percent"), Column("top5", "top-5", "percent")
 _EMA, _LOSS = Column("ema_top1", "EMA top-1", "percent"), Column("test_loss", "validation loss", "loss")
 _RESULT = (_TOP1, Column("mean_ap", "mAP", "percent"), _TOP5, _LOSS, _EMA)
+_CLASSES = (Column("balanced_accuracy", "", "percent"), Column("macro_f1", "", "percent"))  # in CSV only
 _SPEED = Column("images_per_second", "images/s", "speed")
 _EPOCHS = Column("epochs", "epochs", "epochs")
 _TIME = Column("train_seconds", "training", "time", note="training: without evaluation and repeated work")
@@ -45,8 +46,15 @@ def runs_table(runs: Sequence[Run]) -> Table:
         about = row_of(columns, run.history, run=run.label, lives=len(run.history.lives), state=run.state_in_words)
         for end in run.leaves() or [Stage(name="")]:
             path = {"epochs": end.epoch(end.iter), "train_seconds": run.seconds(end)} if end.trained else {}
-            rows.append({**about, **row_of(_RESULT, end.finished), "seed": run.seed(end), "end": end.name, **path})
+            rows.append(
+                {**about, **_scored(run, end, end.finished, _RESULT), "seed": run.seed(end), "end": end.name, **path}
+            )
     return Table("Runs", columns, rows)
+
+
+def _scored(run: Run, stage: Stage, event: object, columns: Sequence[Column]) -> Row:
+    row = row_of(columns, event)
+    return {**row, "top5": None} if stage.name in run.few_classes else row
 
 
 def stages_table(runs: Sequence[Run]) -> Table:
@@ -67,6 +75,7 @@ def stages_table(runs: Sequence[Run]) -> Table:
         _TIME,
         *(Column(name, name, "count", dull=0) for name in ("resumes", "skips", "rollbacks")),
         _STATE,
+        *_CLASSES,
     )
     rows = []
     for run, stage, row in _stages(runs):
@@ -76,7 +85,7 @@ def stages_table(runs: Sequence[Run]) -> Table:
             row |= {"from": run.start(stage), "gain": run.gain(stage), "iterations": stage.iter}
             row |= {"first_lr": rates[0], "last_lr": rates[-1], "weight_decay": stage.updates["weight_decay"][0]}
             row = row_of(columns, stage, **row, loss=fmean(losses[-100:]), train_seconds=stage.seconds)
-        rows.append(row | row_of(_RESULT, stage.finished))
+        rows.append(row | _scored(run, stage, stage.finished, (*_RESULT, *_CLASSES)))
     return Table("Stages", columns, rows)
 
 
@@ -141,7 +150,7 @@ def iterations_table(runs: Sequence[Run]) -> Table:
         _TOP5,
     )
     rows: list[Row] = []
-    for _, stage, about in _stages(runs):
+    for run, stage, about in _stages(runs):
         lines: list[Row] = []
         for iter, lr, loss, images, seconds in stage.rows("iter", "lr", "loss", "images", "seconds"):
             if stage.displays(iter):
@@ -149,7 +158,7 @@ def iterations_table(runs: Sequence[Run]) -> Table:
                 lines.append(line | {"images_per_s": images / seconds if seconds else None})
         for test in stage.tests:
             what = "ema_test" if test.ema else "test"
-            lines.append(row_of(columns, test, epoch=stage.epoch(test.iter), what=what))
+            lines.append(_scored(run, stage, test, columns) | {"epoch": stage.epoch(test.iter), "what": what})
         rows += [line | about for line in sorted(lines, key=itemgetter("iter"))]
     return Table("Displayed iterations and evaluations", columns, rows)
 

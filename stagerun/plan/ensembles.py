@@ -191,7 +191,7 @@ def ensembles_text(ensembles: Sequence[PlannedEnsemble]) -> str:
     rows: list[Sequence[str]] = [("ensemble", "rule", "members", "state")]
     for one in ensembles:
         members = ", ".join(in_words(one.ensemble.members))
-        rows.append((one.ensemble.name, rule_in_words(one.ensemble), members, _state_in_words(one)))
+        rows.append((one.ensemble.name, rule_in_words(one.ensemble), members, state_in_words(one)))
     costs = [f"  {e.ensemble.name}: {_at_once(e.ensemble)}" for e in ensembles if e.is_left]
     return "\n".join([*columns(rows), *costs])
 
@@ -227,7 +227,7 @@ def _at_once(ensemble: Ensemble) -> str:
     return f"the weights of {count(len(ensemble.members), 'network')} are in each worker's memory at a time, one pass over the images"
 
 
-def _state_in_words(planned: PlannedEnsemble) -> str:
+def state_in_words(planned: PlannedEnsemble) -> str:
     if (done := planned.result) is not None:
         return f"done, top-1 {100 * done.top1:.2f} % ({100 * done.gain:+.2f} against {done.best})"
     words = {EnsembleState.OFF: "not evaluated: ", EnsembleState.WAITING: "waiting "}

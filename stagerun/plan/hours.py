@@ -17,6 +17,7 @@ from stagerun.schedule.image_size import at_largest
 # one, for the gradients of its weights and of its input. A teacher's forward pass takes the same share if its network is similar;
 # `rehearse` measures others.
 EVALUATION_SHARE = 1 / 3
+_FORWARD = "an evaluation is counted as a forward pass: a third of what training takes per image"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +169,7 @@ def at_images_per_second(schedule: Schedule, rate: float, costs: Measured = Meas
     """Return the speeds if the whole job trains `rate` images per second in a stage without a teacher; evaluations are in proportion."""
     notes = []
     if schedule.validation_sets:
-        notes.append("an evaluation is counted as a forward pass: a third of what training takes per image")
+        notes.append(_FORWARD)
     notes += _lessons(schedule, [stage.name for stage in schedule.stages])
     transforms = [stage.solver.transform for stage in schedule.stages]
     if len({t.crop_size for t in transforms}) > 1 or any(t.crop_size_ramp for t in transforms):
@@ -192,6 +193,9 @@ def hours_of_run(schedule: Schedule, run: Measured, images_per_second: Mapping[s
             other += [] if alike else [stage.name]
     unlike = f"{', '.join(other)}: of a kind that was not trained yet, assumed as slow as the slowest stage so far"
     notes = [*([unlike] if other else []), *_lessons(schedule, other)]
+    if run.test_image is None and schedule.validation_sets:
+        run = replace(run, test_image=EVALUATION_SHARE * len(images_per_second) / sum(images_per_second.values()))
+        notes.append(_FORWARD)
     return _hours(schedule, f"{run.who}, as in the last run here", rates, run, notes)
 
 

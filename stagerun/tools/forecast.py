@@ -19,7 +19,7 @@ from stagerun.command.shared import FASTEST, SLOWEST, Duration, FiniteRange, Jso
 from stagerun.language import load, look_at_classes, look_at_folders
 from stagerun.language.layers import LMDB
 from stagerun.plan import Plan, PlannedStage, State
-from stagerun.plan.ensembles import ensembles_left, ensembles_record, ensembles_text, other_set
+from stagerun.plan.ensembles import ensembles_record, ensembles_text, other_set
 from stagerun.plan.hours import Hours, Speed, hours_record, of_part, render_hours, spent, stage_left
 from stagerun.plan.rehearsal import snapshots_on_disk
 from stagerun.plan.render import csv_rows, render_json, render_text
@@ -28,7 +28,7 @@ from stagerun.system.image_sets import is_there
 from stagerun.tools.check import missing_data, missing_weights, named_sources, weights_tables
 from stagerun.tools.lint import lint
 from stagerun.tools.output import plan_of
-from stagerun.train.hours import find_hours
+from stagerun.train.hours import as_running, find_hours, left_together
 from stagerun.train.keeper import Selection
 from stagerun.train.results import planned_ensembles, read_result, unfinished
 
@@ -164,7 +164,9 @@ def hours_blocks(
         if allocation is not None:
             raise UsageError("--budget needs to know how fast training is, and nothing was measured here", HINT)
         return blocks, record
-    together = ensembles_left(plan.schedule, ensembles, hours.speeds)
+    if images_per_second is None and allocation is None:
+        plan, hours = as_running(plan, hours, out)
+    together = left_together(plan, hours, out)
     blocks.append(render_hours(plan, hours, together))
     record["time"] = hours_record(plan, hours, together)
     if allocation is not None:

@@ -92,7 +92,7 @@ class Snapshot:
         """UsageError for what is not a snapshot; Damaged, ResumeRefused, StorageError, PermissionDenied."""
         from stagerun.tools.weights import choose_snapshot
 
-        self.path: Path = choose_snapshot(os.fspath(path), None)
+        self.path: Path = choose_snapshot(os.fspath(path))
         # `ref`: everything but the tensors, as id, parent, identity, environment.
         self.ref, text = store.read_file(store.LocalDisk(), self.path, RECIPE, MOST_RECIPE)
         self.name, self.stage, self.iter = self.ref.name, self.ref.stage, self.ref.iter

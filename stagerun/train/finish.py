@@ -84,6 +84,8 @@ def _result(run: StageRun, state: TrainState, scores: Sequence[SetScore], snapsh
         beside=tuple((one.val, one.score.top1, one.score.top5, finite(one.score.loss), one.ema) for one in others),
         mean_ap=score.mean_ap if score else None,
         class_ap=score.class_ap if score else (),
+        balanced_accuracy=score.balanced_accuracy if score else None,
+        macro_f1=score.macro_f1 if score else None,
     )
 
 

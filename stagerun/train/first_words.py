@@ -15,7 +15,7 @@ from stagerun.plan.ensembles import ensembles_text
 from stagerun.plan.hours import render_hours
 from stagerun.plan.render import render_text, resuming
 from stagerun.train import results
-from stagerun.train.hours import find_hours
+from stagerun.train.hours import find_hours, left_together
 from stagerun.train.options import RunOptions
 
 
@@ -23,10 +23,10 @@ def say_done(plan: Plan, out: Path, options: RunOptions) -> None:
     """Print that nothing remains, and the results; send a tracker the events that it missed."""
     left = tuple(s.stage.name for s in plan.stages if s.state is State.NOT_CHOSEN)
     say(finished_line(RunFinished(trained=False, seconds=0.0, not_chosen=left)))
-    ensembles = results.ensembles(plan, out)
+    ensembles, few = results.ensembles(plan, out), plan.schedule.few_classes
     stages, together = (
-        results_table(results.results(plan, out), results.parents(plan, out), ensembles),
-        ensembles_table(ensembles),
+        results_table(results.results(plan, out), results.parents(plan, out), ensembles, few=few),
+        ensembles_table(ensembles, few),
     )
     say(f"{stages}\n\n{together}" if together else stages)
     for name in dict.fromkeys(options.log):
@@ -38,7 +38,7 @@ def say_done(plan: Plan, out: Path, options: RunOptions) -> None:
 def say_plan(plan: Plan, out: Path, options: RunOptions) -> None:
     """Print the plan, or the rest of it for a run that resumes."""
     hours = find_hours(plan, out, None)
-    left = render_hours(plan, hours).partition("\n")[0] if hours else ""
+    left = render_hours(plan, hours, left_together(plan, hours, out)).partition("\n")[0] if hours else ""
     if text := resuming(plan, left if left.startswith("about") else ""):
         options = options if options.replay is None else replace(options, out=str(out))
         same = arguments(options, "folder", "overrides", "out", "redo", "only", "until")

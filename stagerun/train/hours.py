@@ -7,8 +7,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from stagerun import store
 from stagerun.base.errors import StagerunError
-from stagerun.base.events import StageFinished
+from stagerun.base.events import EnsembleTested, StageFinished
 from stagerun.base.pace import pace
 from stagerun.base.recipe import Schedule
 from stagerun.base.text import count, size
@@ -46,10 +47,29 @@ class TimeLeft:
             self._read = time.monotonic()
             with suppress(StagerunError):  # a log that can't be read
                 self._hours = find_hours(self._plan, self._out, None)
-            if self._hours is not None:
-                ensembles = planned_ensembles(self._plan, self._out)
-                self._together = ensembles_left(self._plan.schedule, ensembles, self._hours.speeds)
+                if self._hours is not None:  # the plan may be older than the newest evaluations
+                    tested = read_last_life(self._out / LOG).of(EnsembleTested)
+                    done = {f"ensemble {one.name}" for one in tested}
+                    together = left_together(self._plan, self._hours, self._out)
+                    self._together = {name: left for name, left in together.items() if name not in done}
         return left_at(self._plan, self._hours, self._together, stage, iter, todo, pace)
+
+
+def left_together(plan: Plan, hours: Hours, out: Path) -> dict[str, Spent | None]:
+    """Return the time left of each ensemble."""
+    return ensembles_left(plan.schedule, planned_ensembles(plan, out), hours.speeds)
+
+
+def as_running(plan: Plan, hours: Hours, out: Path) -> tuple[Plan, Hours]:
+    """Return what a run that is alive has left, as it says itself: from its last logged iteration on, at its pace."""
+    life = read_last_life(out / LOG)
+    if store.holder(out) is None or life.stage is None or not life.window or life.stage.stage not in hours.speeds:
+        return plan, hours
+    now, stretch = life.window[-1], pace(life.window).seconds_per_iteration
+    speeds = {**hours.speeds, now.stage: replace(hours.speeds[now.stage], iteration=stretch, start=0.0)}
+    stages = tuple(replace(s, iter=max(s.iter, now.iter)) if s.name == now.stage else s for s in plan.stages)
+    hours = replace(hours, speeds=speeds, opening=0.0, source="in the run that is alive")
+    return replace(plan, stages=stages), hours
 
 
 def find_hours(plan: Plan, out: Path, images_per_second: float | None) -> Hours | None:

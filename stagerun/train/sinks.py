@@ -70,6 +70,7 @@ class Output:
             results.results(plan, out),
             ensembles=results.ensembles(plan, out),
             time_left=TimeLeft(plan, out),
+            few=plan.schedule.few_classes,
         )
         stack.callback(pulse.prints, False)
         self.sinks.append(stack.enter_context(screen))

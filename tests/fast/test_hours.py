@@ -225,7 +225,8 @@ def test_what_a_process_life_measured():
     nothing = measured(life())
     assert nothing == Measured(who="with 2 workers on cpu")
     hours = hours_of_run(TREE, nothing, {"trunk": 50.0})
-    assert hours.left_out == ("evaluations", "snapshots", "the start of each stage", "the start of the job")
+    assert hours.left_out == ("snapshots", "the start of each stage", "the start of the job")
+    assert hours.speeds["trunk"].test == pytest.approx(2.0), "until an evaluation is measured, a third of training"
 
 
 def test_a_stage_that_was_not_trained_goes_as_its_like_or_as_the_slowest():

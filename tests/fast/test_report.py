@@ -13,6 +13,7 @@ from typing import Any
 
 import log_help
 import pytest
+from contract import stagerun
 from facade import (
     Compressed,
     CompressedItem,
@@ -36,6 +37,7 @@ from facade import (
     size,
 )
 from log_help import feed, room, run_started
+from made_up_runs import Story
 
 PARENTS = {"init": None, "collapse": "init"}
 DENSE = 1_000_000
@@ -94,6 +96,30 @@ def test_console_lines(capsys):
         "collapse  5           0.25    0.1 -> 0.01       0.0005  mirror        2.3000      19.00 %  +5.00  90.00 %  9 s",
         "stopped in collapse after iteration 1 (asked to stop), everything is saved: run the same command again to resume",
     ]
+
+
+def test_up_to_five_classes_have_no_top5(capsys):
+    with Console({}, PARENTS, few={"init"}) as console:
+        scores = {"top1": 0.14, "top5": 1.0, "loss": 2.25, "seconds": 3.2}
+        beside = ("other", 0.5, 1.0, 1.25, False)
+        feed(console, BEGUN, started("init", 1), Tested(stage="init", iter=10, images=100, **scores))
+        feed(console, finished("init", 0.14, beside=(beside,)), started("collapse", 2), finished("collapse", 0.19))
+    lines = capsys.readouterr().out.splitlines()
+    assert "init 10: test top-1 14.00 %, loss 2.2500 on 100 images in 3 s" in lines
+    assert "init on other: top-1 50.00 %, loss 1.2500" in lines
+    assert ["top-5" in line for line in lines if line.startswith("stage  ")] == [False, True]
+
+
+@pytest.mark.parametrize("classes, shown", [("3", False), ("5", False), ("10", True)])
+def test_a_report_of_up_to_five_classes_has_no_top5(tmp_path, classes, shown):
+    story = Story(tmp_path / "out", model__num_classes=classes).begin(("init",), ensembles=("both",))
+    story.start("init", None)
+    story.train("init", 1, 6, 0)
+    story.end("init", None, 0.6)
+    story.ensemble("both", "init")
+    for options in ((), ("--by", "iteration")):
+        done = stagerun(["report", tmp_path / "out", *options], tmp_path)
+        assert done.exit_code == 0 and "60.00 %" in done.stdout and ("top-5" in done.stdout) is shown
 
 
 class Terminal(io.StringIO):

@@ -11,7 +11,17 @@ from typing import Any
 import contract
 import log_help
 import pytest
-from facade import Event, Failed, Iterated, Note, RunFinished, RunStarted, SnapshotFailed, StageStarted
+from facade import (
+    EnsembleTested,
+    Event,
+    Failed,
+    Iterated,
+    Note,
+    RunFinished,
+    RunStarted,
+    SnapshotFailed,
+    StageStarted,
+)
 from made_up_runs import Story
 from test_store_lease import NODE7, taken
 
@@ -69,6 +79,42 @@ def test_speed_loss_and_time_left_are_those_of_the_last_fifty_iterations(tmp_pat
     line = "60/200  epoch 6.00  LR 0.1  loss 35.5000  128 images/s  1 min 10 s left in stage, 2 min 00 s in all"
     assert line in text(tmp_path) and "\non 2 hosts: n1 and n2\n" in text(tmp_path)
     assert "n6, n7 and 2 more\n" in text(write(tmp_path, run_started(hosts=tuple(f"n{n}" for n in range(10)))))
+
+
+def test_plan_and_status_say_one_time_left(tmp_path):
+    """Of a run that is alive, from its last iteration on, with evaluations and ensembles but those that it has evaluated."""
+    folder, out = tmp_path / "s", tmp_path / "out"
+    folder.mkdir()
+    ensembles = "".join(f'ensemble {{ name: "{name}" members: ["trunk", "early"] }}' for name in ("one", "two"))
+    (folder / "schedule.prototxt").write_text(log_help.SCHEDULE + log_help.BRANCH + ensembles)
+    for name, solver in {"trunk": log_help.TRUNK, "collapse": log_help.COLLAPSE, "early": log_help.COLLAPSE}.items():
+        (folder / f"{name}.prototxt").write_text(solver + ("ema_decay: 0.9" if name == "early" else ""))
+    run = run_started(schedule="tree", stages=("trunk", "collapse", "early"), iterations_left=16)
+    started = log_help.stage_started("trunk", iterations_left=16)
+    trained = [log_help.iterated("trunk", i, seconds=2.0) for i in (1, 2, 3)]
+    write(out, run, started, *trained)
+
+    def left(one_is_left: bool) -> float:
+        progress = json.loads(contract.stagerun(["status", folder, "--out", out, "--json"], out).stdout)["progress"]
+        plan = contract.stagerun(["plan", folder, "--out", out, "--json"], out)
+        # A third of 0.1 s for each of 50 images; `early` has averaged weights too.
+        tests = 4 * 50 * 0.1 / 3 + (2 if one_is_left else 1) * 2 * 50 * 0.1 / 3
+        assert progress["seconds_left"] == pytest.approx(13 * 2.0 + tests, abs=0.01)
+        return json.loads(plan.stdout)["time"]["left"]["in_all"] - progress["seconds_left"]
+
+    with store.Lock(out):
+        assert left(True) == pytest.approx(0, abs=0.01)
+        assert "left in the run that is alive" in contract.stagerun(["plan", folder, "--out", out], out).stdout
+        # `run` plans once, before it evaluates.
+        one = EnsembleTested(
+            name="one", rule="MEAN_PROBABILITY", members=("trunk", "early"), images=50, top1=0.5, top5=0.9, loss=1.0,
+            seconds=1.0, best="early", best_top1=0.5, mean_top1=0.5, snapshots=("a", "b"), batch_norm_iter=0, tested_on="",
+        )  # fmt: skip
+        write(out, run, one, started, *trained)
+        done = contract.stagerun(["status", folder, "--out", out, "--json"], out)
+        left_now = json.loads(done.stdout)["progress"]["left"]
+        assert "ensemble two" in left_now and "ensemble one" not in left_now
+    assert left(False) > 6, "a run that starts now trains these three iterations again"
 
 
 def test_silence_of_a_living_run_is_told_after_five_minutes(tmp_path):

@@ -1,12 +1,14 @@
 """Snapshots of networks that nobody trained, and small LMDBs, for tests of what is done with a snapshot afterwards."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import disks
 import numpy as np
 import torch
 from click.testing import CliRunner, Result
-from facade import AVERAGE, MOMENTUM, RECIPE, STATE, WEIGHTS, caffe_pb2, encode, recipe, write_lmdb
+from facade import AVERAGE, MOMENTUM, RECIPE, STATE, WEIGHTS, EnsembleTested, caffe_pb2, encode, recipe, write_lmdb
 from torch import nn
 
 from stagerun import store
@@ -99,3 +101,20 @@ def make_snapshot(
     about = {"identity": stage.identity, "environment": {"stagerun": "0.0.9"}}
     ref = disks.commit(disk, out, stage.name, iter, 1, files, content=[n for n in files if "." in n], **about)
     return out / "snapshots" / ref.name
+
+
+def make_ensemble(out: Path, folder: Path, data: Path, images: int, rule: str, solver: str) -> list[Path]:
+    """Snapshots of the stages `other` and `only`, and the result of `both` of them, evaluated on other images. The schedule is in `folder`."""
+    make_schedule(folder, 'name: "resnet_small" num_classes: 10 channels: 1', solver, data, images)
+    with open(folder / "schedule.prototxt", "a", encoding="utf-8") as file:
+        file.write('stage { name: "other" from: "" solver: "only.prototxt" }')
+        file.write(f'ensemble {{ name: "both" members: ["other", "only"] rule: {rule} }}')
+    paths = [make_snapshot(out, load(folder), seed=5 + n, number=n) for n in (1, 0)]
+    ids = {ref.stage: ref.id for ref in store.inventory(store.LocalDisk(), out).snapshots}
+    tested = EnsembleTested(
+        name="both", rule=rule, members=("other", "only"), images=23, top1=0.1, top5=0.5, loss=1.0, seconds=1.0, best="only",
+        best_top1=0.1, mean_top1=0.1, snapshots=(ids["other"], ids["only"]), batch_norm_iter=0, tested_on="",
+    )  # fmt: skip
+    (out / "results" / "ensembles").mkdir(parents=True)
+    (out / "results" / "ensembles" / "both.json").write_text(json.dumps(asdict(tested)))
+    return paths

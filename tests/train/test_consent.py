@@ -45,7 +45,7 @@ DERIVED = {
     "Source.path": "Source.source", "Source.labels_path": "Source.labels", "TransformParameter.mean_path": "TransformParameter.mean_file",
     "WeightsParameter.path": "WeightsParameter.file",
 }  # fmt: skip
-IN_RECIPE = {"Model.net", "StageEntry.average", "StageEntry.group", "Source.labels_digest", *DERIVED}
+IN_RECIPE = {"Model.net", "StageEntry.average", "StageEntry.group", "StageEntry.parent_at", "Source.labels_digest", *DERIVED}  # fmt: skip
 
 _watched: list[str] = []
 _touched: list[str] = []

@@ -151,6 +151,14 @@ def test_each_image_counts_once_whatever_the_workers_and_the_last_batch(workers,
     assert set(scores) == {evaluated(SoloComm(), data, 4, classes)}  # the same bits
     assert (scores[0].images, scores[0].top1, scores[0].top5) == (23, top1, top5)
     assert scores[0].loss == pytest.approx(loss, rel=1e-12)
+    first = data.images.reshape(23, -1)[:, :classes].argmax(1)
+    hits = [
+        [np.sum((data.labels == c) & (first == c)), np.sum(data.labels == c), np.sum(first == c)]
+        for c in range(classes)
+    ]
+    recalls, f1s = [r / n for r, n, _ in hits if n], [2 * r / (n + a) for r, n, a in hits if n + a]
+    assert scores[0].balanced_accuracy == pytest.approx(np.mean(recalls), rel=1e-12)
+    assert scores[0].macro_f1 == pytest.approx(np.mean(f1s), rel=1e-12) and f1s != recalls
     # A rank that is told to stop leaves no score anywhere.
     stopped = Threads(workers).run(lambda comm: evaluated(comm, data, 4, classes, stop=lambda: comm.rank == 0))
     assert stopped == [None] * workers

@@ -169,6 +169,26 @@ def test_an_onnx_file_holds_its_facts_and_nothing_of_this_machine(onnx, tiny, tm
         assert part.encode() not in files[0].read_bytes()
 
 
+@pytest.mark.parametrize("rule", ["MEAN_PROBABILITY", "MEAN_LOGIT"])
+def test_an_ensemble_is_one_graph(onnx, tmp_path, rule):
+    folder, out, file = tmp_path / "schedule", tmp_path / "out", tmp_path / "net.onnx"
+    images, labels = stored_help.pictures(9, 28, 28, 1, 10)
+    data = stored_help.make_lmdb(tmp_path / "data", images, labels)
+    members = [answers(path, images).double() for path in stored_help.make_ensemble(out, folder, data, 9, rule, GREY)]
+    said = export(out, file, "--stage", "both")
+    assert "output: logits float32 [N, 10]" in said
+    expected = torch.stack(members).mean(0) if rule == "MEAN_LOGIT" else torch.stack(members).softmax(2).mean(0).log()
+    found = run_onnx(file, images)
+    assert np.abs(found - expected.numpy()).max() <= 1e-5 * max(1.0, expected.abs().max())
+    (row,) = json.loads(stagerun("eval", out, "--stage", "both", "--json").stdout)["evaluations"]
+    loss = torch.nn.functional.cross_entropy(torch.from_numpy(found).double(), torch.from_numpy(labels).long())
+    assert row["loss"] == pytest.approx(float(loss), rel=1e-5) and row["ensemble"] == "both"
+    facts = {p.key: p.value for p in onnx.load(file).metadata_props}
+    assert (facts["ensemble"], facts["stage"], facts["mean_value"]) == ("both", "other; only", "73.0")
+    done = stagerun("export", out, tmp_path / "net.pth", "--stage", "both")
+    assert done.exit_code == 64 and "`both` averages the answers of 2 networks, and .pth holds one" in done.stderr
+
+
 # ---- mistakes
 
 
@@ -188,9 +208,9 @@ def test_mistakes(tiny, tmp_path, arguments, message, hint):
 
 
 def test_what_is_no_snapshot(tiny):
-    for argument in (tiny.parents[1], "nowhere"):
+    for argument, hint in ((tiny.parent, "neither a schedule's folder"), ("nowhere", "OUT/snapshots/NAME")):
         done = stagerun("export", argument, "net.pth")
-        assert done.exit_code == 64 and "is not a snapshot" in done.stderr and "OUT/snapshots/NAME" in done.stderr
+        assert done.exit_code == 64 and hint in done.stderr
 
 
 def test_an_onnx_graph_needs_a_size_that_fits(onnx, tiny, tmp_path):

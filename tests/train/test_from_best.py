@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from facade import AVERAGE, Iterated, PieceStarted, StageStarted, Tested, decode
+from PIL import Image
 from test_from_average import states, weights
 from test_run_trees import ALONE, command, of
 
@@ -217,6 +218,23 @@ def test_the_words_in_eval_export_and_predict(base, out, few, tmp_path):
         store.read(store.LocalDisk(), out, store.inventory(store.LocalDisk(), out).of("trunk")[-1])[AVERAGE]
     )
     assert torch.equal(exported(out, "trunk@ema", file)["fc.weight"], average["fc.weight"])
+    picture = tmp_path / "a.png"
+    Image.fromarray(np.arange(28 * 28, dtype=np.uint8).reshape(28, 28)).save(picture)
+    asked, every = {}, ("--top", 10, "--json")
+    for name in ("trunk", "trunk@best", "trunk@ema"):
+        asked[name] = command("predict", name, picture, "--out", out, *every)
+        weights_of = exported(out, name, file)
+        for folder, *words in ((base / "s", "--out", out), (out,)):
+            assert command("predict", folder, picture, "--stage", name, *words, *every) == asked[name]
+            command("export", folder, file, "--stage", name, "--force", *words)
+            assert torch.equal(torch.load(file, weights_only=True)["fc.weight"], weights_of["fc.weight"])
+    assert asked["trunk@best"] != asked["trunk"]  # whose average, of diverged weights, answers the same
+    for words in (("fine@ema", picture, "--out", out), (out, picture, "--stage", "fine@ema")):
+        assert "has no averaged weights" in command("predict", *words, code=64)
+    assert "named `none@ema`" in command("predict", out, picture, "--stage", "none@ema", code=64)
+    assert "no stage or ensemble is named `fin@best`" in command(
+        "predict", base / "s", picture, "--out", out, "--stage", "fin@best", code=64
+    )
     assert "no snapshot" in command("export", "none@best", file, "--out", out, "--force", code=64)
     assert "has no averaged weights" in command("export", "fine@ema", file, "--out", out, "--force", code=64)
 

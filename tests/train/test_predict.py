@@ -1,18 +1,16 @@
 """`eval --per-class` and `predict`: what a network answers, image by image."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 import stored_help
-from facade import EnsembleTested, load_network, open_snapshot
+from facade import load_network, open_snapshot
 from made_images import raw
 from PIL import Image
 
-from stagerun import store
 from stagerun.language import load
 
 MODEL = 'name: "resnet_small" num_classes: 10 channels: 1'
@@ -135,32 +133,41 @@ def test_transparent_pictures_are_seen_on_the_background(snapshot, tmp_path):
     assert one == other and found["failed"] == []
 
 
-def test_a_stage_and_an_ensemble_of_probabilities_are_asked_by_name(files, tmp_path):
-    folder, out = tmp_path / "schedule", tmp_path / "out"
-    stored_help.make_schedule(folder, MODEL, CROPPED, files / "lmdb", 23)
-    with open(folder / "schedule.prototxt", "a") as file:
-        file.write('stage { name: "other" from: "" solver: "only.prototxt" }')
-        file.write('ensemble { name: "both" members: ["other", "only"] }')
-    schedule = load(folder)
-    paths = [stored_help.make_snapshot(out, schedule, seed=5 + n, number=n) for n in (0, 1)]
-    refs = store.inventory(store.LocalDisk(), out).snapshots
-    tested = EnsembleTested(
-        name="both", rule="MEAN_PROBABILITY", members=("other", "only"), images=23, top1=0.1, top5=0.5, loss=1.0, seconds=1.0, best="only",
-        best_top1=0.1, mean_top1=0.1, snapshots=tuple(next(r.id for r in refs if r.stage == name) for name in ("other", "only")),
-        batch_norm_iter=0, tested_on="",
-    )  # fmt: skip
-    (out / "results" / "ensembles").mkdir(parents=True)
-    (out / "results" / "ensembles" / "both.json").write_text(json.dumps(asdict(tested)))
+@pytest.mark.parametrize("rule", ["MEAN_PROBABILITY", "MEAN_LOGIT"])
+def test_a_stage_and_an_ensemble_are_asked_by_name(files, tmp_path, rule):
+    out = tmp_path / "out"
+    paths = stored_help.make_ensemble(out, tmp_path / "schedule", files / "lmdb", 23, rule, CROPPED)
 
     def shares(*words: object) -> np.ndarray:
         found = said("predict", *words, files / "classes", "--top", 10)["predictions"]
         answers = [sorted((a["label"], a["probability"]) for a in one["answers"]) for one in found]
         return np.array(answers)[:, :, 1]
 
-    one, other = (shares(path) for path in paths)
+    other, one = (shares(path) for path in paths)
     assert np.array_equal(shares("only", "--out", out), one) and not np.allclose(one, other)
-    assert np.allclose(shares("both", "--out", out), (one + other) / 2, atol=1e-7)
-    done = stored_help.stagerun("export", "both", "x.pth", "--out", out)
-    assert done.exit_code == 64 and "no ensemble with one network, named `both`" in done.stderr
-    stored_help.make_snapshot(out, schedule, seed=9, iter=2)
+    assert np.array_equal(shares(out, "--stage", "only"), one)
+    mean = (one + other) / 2 if rule == "MEAN_PROBABILITY" else np.sqrt(one * other)
+    both = shares("both", "--out", out)
+    assert np.allclose(both, mean / mean.sum(1, keepdims=True), atol=1e-6)
+    assert np.array_equal(shares(out, "--stage", "both"), both)
+    labels = [NAMES.index(path.parent.name) for path in sorted((files / "classes").rglob("*.png"))]
+    (row,) = said("eval", out, "--stage", "both")["evaluations"]
+    assert row["loss"] == pytest.approx(-np.log(both[np.arange(23), labels]).mean(), rel=1e-6)
+    assert row["ensemble"] == "both" and row["snapshot"] == f"{paths[0].name}, {paths[1].name}"
+    half = load(tmp_path / "schedule")
+    stored_help.make_snapshot(out, half, seed=9, iter=2)
     assert np.array_equal(shares("only", "--out", out), one)  # half of it is no other end
+
+
+def test_which_stage_is_asked(files, tmp_path):
+    out, picture = tmp_path / "out", next((files / "classes").rglob("*.png"))
+    stored_help.make_ensemble(out, tmp_path / "schedule", files / "lmdb", 23, "MEAN_LOGIT", CROPPED)
+    for words, text, hint in (
+        ([out], "has 2 trained stages", "--stage: `only` or `other`"),
+        ([tmp_path / "schedule", "--out", out, "--stage", "bot"], "no stage or ensemble is named `bot`", "`both`?"),
+        ([tmp_path / "schedule", "--out", out, "--stage", "both"], "`both` is ready: ", "`stagerun run` evaluates it"),
+        ([out, "--stage", "zzz"], "no evaluated ensemble, named `zzz`", f"`stagerun status {out} --snapshots`"),
+        (["both"], "both is not a snapshot", "--stage STAGE"),
+    ):
+        done = stored_help.stagerun("predict", *words, picture)
+        assert done.exit_code == 64 and text in done.stderr and hint in done.stderr

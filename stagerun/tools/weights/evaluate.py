@@ -5,17 +5,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagerun.base.errors import StagerunError, UsageError
-from stagerun.base.recipe import Schedule
 from stagerun.base.text import columns, duration
 from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, flag, option
 from stagerun.command.shared import Json
-from stagerun.system.image_sets import with_imports
-from stagerun.tools.weights import SETS, Forward, choose, ensemble_of
+from stagerun.tools.weights import Chosen, Forward, Where, choose
 
 if TYPE_CHECKING:
     from stagerun.tools.weights.snapshot import Stored
@@ -35,23 +32,12 @@ class EvalOptions:
 
 
 @command("eval")
-def evaluate(
-    what: str = argument("SNAPSHOT|DIR|NET"),
-    out: str | None = option(
-        "--out FOLDER", "Output folder of DIR, or of a SNAPSHOT's name.  [default of DIR: ./out/NAME]"
-    ),
-    stage: str | None = option("--stage STAGE", "With DIR: only this stage."),
-    overrides: tuple[str, ...] = option(
-        "--set STAGE.FIELD=VALUE", "Change a field of DIR for this command.", default=()
-    ),
-    *,
-    options: EvalOptions,
-) -> None:
-    """Evaluates a snapshot: top-1, top-5 and loss over the validation images.
+def evaluate(what: str = argument("SNAPSHOT|DIR|NET"), *, where: Where, options: EvalOptions) -> None:
+    """Evaluates a snapshot: top-1, top-5, balanced accuracy, macro F1 and loss over the validation images.
 
-    SNAPSHOT is a snapshot's directory, or with --out the name of a snapshot, of a stage (`trunk`; `trunk@best`, `trunk@ema`), or of an ensemble
-    that averages weights; its recipe names images and transform. DIR, a schedule's folder or an output folder, stands for the end of every
-    finished stage; the schedule names images and transform.
+    SNAPSHOT is a snapshot's directory, or with --out the name of a snapshot, of a stage (`trunk`; `trunk@best`, `trunk@ema`) or of an
+    ensemble; its recipe names images and transform. DIR, a schedule's folder or an output folder, stands for the end of every finished
+    stage, or with --stage for one stage or ensemble; the schedule names images and transform.
 
     With --views the softmax outputs of the views are averaged, and the loss is the average's. The ten crops are taken from the image
     as it is before the centre crop. Without views, and with as many threads and the same device batch, the numbers are `run`'s; a stage
@@ -61,26 +47,28 @@ def evaluate(
     of NET, a prototxt of Caffe's, whose data layers name images and transform.
     """
     if options.weights is not None:
-        if out is not None or options.forward.ema:
+        if where.out is not None or options.forward.ema:
             raise UsageError("--weights with --out or --ema: a file of weights is in no output folder", "leave it out")
         from stagerun.tools.weights.untrained import stored_weights
 
-        stored = stored_weights(what, overrides, stage, options.weights, options.data)
-        evaluations = _shown(stored, None, options)
+        stored = stored_weights(what, where.overrides, where.stage, options.weights, options.data)
+        evaluations = _shown([stored], Chosen(()), options)
         return show(json.dumps({"evaluations": evaluations, "failed": []}, indent=1)) if options.as_json else None
-    options = replace(options, forward=options.forward.meant_by(what, stage))
-    stages, schedule = choose(what, overrides, out, stage)
+    options = replace(options, forward=replace(options.forward, ema=options.forward.ema or where.means_ema(what)))
+    networks, schedule = choose(what, where)
+
+    from stagerun.tools.weights.snapshot import open_chosen
+
     rows: list[dict[str, Any]] = []
     errors: dict[str, StagerunError] = {}  # by snapshot; a failure doesn't hide the others' numbers
-    for folder, name in stages.items():
+    for chosen in networks:
         try:
-            stored = _open(folder, options.forward.trust_code, schedule, name)
-            rows += _shown(stored, ensemble_of(folder), options)
+            rows += _shown(open_chosen(chosen, schedule, options.forward.trust_code), chosen, options)
         except StagerunError as error:
             # The same images may be missing for all.
             if error.render() not in [other.render() for other in errors.values()]:
                 tell(error.render())
-            errors[folder.name] = error
+            errors[chosen.ensemble or chosen.folders[0].name] = error
     if options.as_json and rows:
         failed = [{"snapshot": name, "error": error.message} for name, error in errors.items()]
         show(json.dumps({"evaluations": rows, "failed": failed}, indent=1))
@@ -88,42 +76,29 @@ def evaluate(
         sys.exit(next(iter(errors.values())).exit_code)
 
 
-def _open(folder: Path, trust_code: bool, schedule: Schedule | None, stage: str) -> "Stored":
-    """Open a snapshot, with the validation images and test transform of the schedule, if any."""
-    from stagerun.tools.weights.snapshot import open_snapshot
-
-    stored = open_snapshot(folder, trust_code, schedule, stage)
-    if schedule is None:
-        return replace(stored, schedule=with_imports(stored.schedule, folder.resolve().parent.parent))
-    now = schedule.stage(stage)  # which trains the same: else the snapshot would be stale
-    if stored.stage.solver.test_transform != now.solver.test_transform:
-        tell(f"note: {stage} is evaluated with the schedule's present transform, not the run's; {SETS}")
-    return replace(stored, schedule=schedule, stage=replace(now, model=stored.stage.model))
-
-
-def _shown(stored: "Stored", ensemble: str | None, options: EvalOptions) -> list[dict[str, Any]]:
+def _shown(members: Sequence["Stored"], chosen: Chosen, options: EvalOptions) -> list[dict[str, Any]]:
     """Return an object for JSON for each validation set, or for --data alone; without --json print them, once all are evaluated."""
-    evaluated = list(_evaluated(stored, ensemble, options))
+    evaluated = list(_evaluated(members, chosen, options))
     if not options.as_json:
         show("\n".join(line for _, lines in evaluated for line in lines))
     return [row for row, _ in evaluated]
 
 
 def _evaluated(
-    stored: "Stored", ensemble: str | None, options: EvalOptions
+    members: Sequence["Stored"], chosen: Chosen, options: EvalOptions
 ) -> Iterator[tuple[dict[str, Any], list[str]]]:
     from stagerun.tools.data.records import classes_of
     from stagerun.tools.weights.scoring import Network, sets_of
 
-    network = None
+    network, stored = None, members[0]
     for val, records in sets_of(stored, options.data):
         started = time.monotonic()
-        network = network or Network(stored, options.forward)
+        network = network or Network(members, options.forward, chosen.rule)
         result, counts = network.score(records, val, options.per_class)
         row = {
-            "ensemble": ensemble,
-            "snapshot": stored.ref.name,
-            "id": stored.ref.id,
+            "ensemble": chosen.ensemble,
+            "snapshot": ", ".join(one.ref.name for one in members),
+            "id": ", ".join(one.ref.id for one in members),
             "stage": stored.stage.name,
             "iter": stored.ref.iter,
             "data": val.path if val else options.data,
@@ -153,8 +128,10 @@ def _line(row: dict[str, Any], classes: int) -> str:
     kind = (", averaged weights" if row["ema"] else "") + (f", on {row['val']}" if row["val"] else "")
     top5 = f"top-5 {100 * row['top5']:.2f} %, " if classes > 5 else ""
     mean_ap = f"mAP {100 * row['mean_ap']:.2f} %, " if row["class_ap"] else ""
+    f1, balanced = row["macro_f1"], row["balanced_accuracy"]
+    balanced = "" if f1 is None or balanced is None else f"balanced {100 * balanced:.2f} %, macro F1 {f1:.4f}, "
     return (
-        f"{row['ensemble'] or row['snapshot']}{kind}{views}: top-1 {100 * row['top1']:.2f} %, {top5}{mean_ap}"
+        f"{row['ensemble'] or row['snapshot']}{kind}{views}: top-1 {100 * row['top1']:.2f} %, {top5}{mean_ap}{balanced}"
         f"loss {row['loss']:.4f} on {row['images']} images in {duration(row['seconds'])}"
     )
 

@@ -6,6 +6,7 @@ of a weight and the scale is rounded, and a mean leaves an offset at the border,
 """
 
 import io
+import math
 import os
 import warnings
 from collections import OrderedDict
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import stagerun
 from stagerun.base.errors import UsageError, listing
-from stagerun.base.recipe import Model, Precision, Transform
+from stagerun.base.recipe import EnsembleRule, Model, Precision, Transform
 from stagerun.base.text import size
 from stagerun.base.wings import require_wing
 from stagerun.command.ending import show
@@ -24,10 +25,10 @@ from stagerun.command.options import argument, command, flag, option
 from stagerun.command.shared import TrustCode
 from stagerun.language.networks import TORCHVISION, known_of
 from stagerun.system.files import write_output
-from stagerun.tools.weights import Ema, Out, choose_snapshot, means_ema
+from stagerun.tools.weights import Chosen, Ema, Where, choose_one
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from stagerun.tools.weights.snapshot import Stored
 
@@ -38,7 +39,7 @@ _ENDINGS = (".safetensors", ".pth", ".onnx", ".caffemodel")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    out: Out = None
+    where: Where
     solverstate: str | None = option(
         "--solverstate FILE", "With a .caffemodel: what `caffe train --snapshot` resumes from, to FILE."
     )
@@ -50,31 +51,35 @@ class ExportOptions:
 
 
 @command()
-def export(snapshot: str = argument("SNAPSHOT"), file: str = argument("FILE"), *, options: ExportOptions) -> None:
+def export(snapshot: str = argument("SNAPSHOT|DIR"), file: str = argument("FILE"), *, options: ExportOptions) -> None:
     """Writes a snapshot's network to FILE for other programs, and prints what it expects of images.
 
-    SNAPSHOT is a snapshot's directory, or with --out the name of a snapshot, of a stage (`trunk`; `trunk@best`, `trunk@ema`), or of an ensemble
-    that averages weights. The ending of FILE is the format:
+    SNAPSHOT is a snapshot's directory, or with --out the name of a snapshot, of a stage (`trunk`; `trunk@best`, `trunk@ema`) or of an
+    ensemble; DIR is a schedule's folder or an output folder, with a stage or an ensemble in --stage. The ending of FILE is the format:
 
     \b
     .safetensors  weights by torchvision's names, and metadata on images and network
     .pth          a state_dict, for torch.load(FILE, weights_only=True)
-    .onnx         the graph from bytes to logits, normalisation inside, for any batch
+    .onnx         the graph from bytes to logits, normalisation inside, for any batch;
+                  of an ensemble one graph of all its networks
     .caffemodel   weights for Caffe: of nets of Caffe's, and of resnet50,
                   resnet50_intel_caffe, alexnet and vgg16 under their published names
 
     The networks are trained on (value - mean_value) * scale / std_value of values 0..255, with the channels in the channel_order of their
     transform: B, G, R unless it says RGB. The weights are written as they are: normalise images as is printed. Logits come out; softmax makes
-    probabilities of them.
+    probabilities of them. An ensemble of probabilities has the logarithms of their mean as logits.
     """
-    options = replace(options, ema=options.ema or means_ema(snapshot))
+    options = replace(options, ema=options.ema or options.where.means_ema(snapshot))
     paths = [Path(name) for name in (file, options.solverstate) if name is not None]
     _require_sensible(paths, options)
-    folder = choose_snapshot(snapshot, options.out)
+    chosen, schedule = choose_one(snapshot, options.where)
+    if len(chosen.folders) > 1 and paths[0].suffix != ".onnx":
+        text = f"`{chosen.ensemble}` averages the answers of {len(chosen.folders)} networks, and {paths[0].suffix} holds one"
+        raise UsageError(text, f"export .onnx, or one of {listing([folder.name for folder in chosen.folders])}")
 
-    from stagerun.tools.weights.snapshot import open_snapshot
+    from stagerun.tools.weights.snapshot import open_chosen
 
-    contents, lines = _contents(open_snapshot(folder, options.trust_code), folder, paths, options)
+    contents, lines = _contents(open_chosen(chosen, schedule, options.trust_code, images=False), chosen, paths, options)
     for path, content in zip(paths, contents, strict=True):
         write_output(path, content)
         lines.insert(0, f"wrote {path}, {size(len(content))}")
@@ -100,30 +105,32 @@ def _require_sensible(paths: Sequence[Path], options: ExportOptions) -> None:
 
 
 def _contents(
-    stored: "Stored", folder: Path, paths: Sequence[Path], options: ExportOptions
+    members: Sequence["Stored"], chosen: Chosen, paths: Sequence[Path], options: ExportOptions
 ) -> tuple[list[bytes], list[str]]:
     """Return the content of each file, and what their user must know, a line each. UsageError, ResumeRefused."""
     import torch
 
     from stagerun.tools.weights.snapshot import load_network, saved_weights
 
-    model, solver, ending = stored.stage.model, stored.stage.solver, paths[0].suffix
-    transform = solver.test_transform
-    side = _side(transform, options.size) if ending == ".onnx" else None
-    network = load_network(stored, torch.device("cpu"), options.ema)
-    weights = saved_weights(stored, options.ema)
-    facts = _facts(stored, options.ema, side)
+    stored, ending = members[0], paths[0].suffix
+    model = stored.stage.model
+    sides = [_side(one.stage.solver.test_transform, options.size) if ending == ".onnx" else None for one in members]
+    each = [_facts(one, options.ema, side) for one, side in zip(members, sides, strict=True)]
+    facts = {name: "; ".join(dict.fromkeys(facts[name] for facts in each)) for name in each[0]}
+    if chosen.ensemble is not None:
+        facts["ensemble"] = chosen.ensemble
     lines = [f"{name}: {facts[name]}" for name in ("input", "before", "output") if facts[name]]
+    if (side := sides[0]) is not None:
+        return [_onnx(members, chosen.rule, options.ema, side, facts)], lines
+    weights = saved_weights(stored, options.ema)
+    load_network(stored, torch.device("cpu"), options.ema)  # ResumeRefused for weights of another network
     if ending == ".caffemodel":
         contents = [require_wing("caffe.tensors.caffemodel")(model, weights, options.double, resumable=len(paths) > 1)]
         if len(paths) > 1:
             state = require_wing("caffe.tensors.solverstate")
             contents.append(state(stored.stage, stored.files, stored.ref.iter, str(paths[0]), options.double))
         return contents, lines
-    if side is not None:
-        factors = tuple(transform.scale / std for std in _each(transform.std_value, 1.0, model))
-        return [_onnx(network, (_each(transform.mean_value, 0.0, model), factors), side, facts)], lines
-    lines.append(f"the network: {_maker(model, folder)}")
+    lines.append(f"the network: {_maker(model, chosen.folders[0])}")
     if ending == ".pth":
         buffer = io.BytesIO()
         torch.save(OrderedDict(weights), buffer)
@@ -213,28 +220,46 @@ def _before(transform: Transform, side: int | None) -> str:
     return ", ".join(steps)
 
 
-def _onnx(network: "nn.Module", normalisation: tuple[Floats, Floats], side: int, facts: Mapping[str, str]) -> bytes:
-    """Return the graph `images` uint8 [batch, side, side, channels] -> `logits` float32 [batch, classes], for any batch. `normalisation`:
-    mean and factor of each channel. UsageError for a network that torch can't export, or that is larger than 2 GiB."""
+def _onnx(members: Sequence["Stored"], rule: EnsembleRule, ema: bool, side: int, facts: Mapping[str, str]) -> bytes:
+    """Return the graph `images` uint8 [batch, side, side, channels] -> `logits` float32 [batch, classes], for any batch, of an ensemble as in
+    `engine.evaluate.together`. UsageError for a network that torch can't export, or that is larger than 2 GiB."""
     import torch
+
+    from stagerun.tools.weights.snapshot import load_network
+
+    class Member(torch.nn.Module):
+        def __init__(self, stored: "Stored") -> None:
+            super().__init__()
+            self.network = load_network(stored, torch.device("cpu"), ema)
+            model, transform = stored.stage.model, stored.stage.solver.test_transform
+            factors = (transform.scale / std for std in _each(transform.std_value, 1.0, model))
+            each = (_each(transform.mean_value, 0.0, model), tuple(factors))
+            self.mean, self.factor = (torch.tensor(v, dtype=torch.float32).reshape(1, -1, 1, 1) for v in each)
+
+        def forward(self, x: "Tensor") -> Any:
+            return self.network((x - self.mean) * self.factor)
 
     class Deployed(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.network = network
-            each = (torch.tensor(values, dtype=torch.float32).reshape(1, -1, 1, 1) for values in normalisation)
-            self.mean, self.factor = each
+            self.members = torch.nn.ModuleList(map(Member, members))
 
         def forward(self, images: "Tensor") -> Any:
             x = images.permute(0, 3, 1, 2).to(torch.float32)
-            return self.network((x - self.mean) * self.factor)
+            logits = [member(x) for member in self.members]
+            if len(logits) == 1:
+                return logits[0]
+            if rule is EnsembleRule.MEAN_LOGIT:
+                return torch.stack(logits).mean(0)
+            return torch.stack([z.log_softmax(1) for z in logits]).logsumexp(0) - math.log(len(logits))
 
+    channels = members[0].stage.model.channels
     deployed = Deployed().to("cpu", torch.float32).to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
     for module in deployed.modules():
         if hasattr(module, "use_module_names"):  # a net of Caffe's
             module.use_module_names()
     # Two images: torch.export takes a dimension of one for a constant.
-    example = torch.zeros(2, side, side, len(normalisation[0]), dtype=torch.uint8)
+    example = torch.zeros(2, side, side, channels, dtype=torch.uint8)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch's exporter about torch's exporter

@@ -20,10 +20,9 @@ from stagerun.command.shared import Json
 from stagerun.data import datum
 from stagerun.data.importing.images import Files
 from stagerun.system.image_folder import is_image
-from stagerun.system.image_sets import with_imports
 from stagerun.tools.data.images import ImportOptions, ImportWork, ResizeOptions
 from stagerun.tools.data.records import ListRecords, class_names, classes_of
-from stagerun.tools.weights import Forward, Out, choose_members
+from stagerun.tools.weights import Forward, Where, choose_one
 
 if TYPE_CHECKING:
     from stagerun.tools.weights.snapshot import Stored
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictOptions:
     images: tuple[str, ...] = argument("FOLDER|IMAGE...")
+    where: Where
     top: int = option("--top K", "Answers per picture.", type=click.IntRange(1), default=5)
     classes: str | None = option(
         "--classes FILE", "Names of the classes, one per line, by label.  [default: the validation LMDB's]"
@@ -42,32 +42,31 @@ class PredictOptions:
 
 
 @command()
-def predict(snapshot: str = argument("SNAPSHOT"), out: Out = None, *, options: PredictOptions) -> None:
+def predict(snapshot: str = argument("SNAPSHOT|DIR"), *, options: PredictOptions) -> None:
     """Shows what a snapshot's network answers for pictures: names of classes and probabilities.
 
     SNAPSHOT is a snapshot's directory, or with --out the name of a snapshot, of a stage (`trunk`; `trunk@best`, `trunk@ema`) or of an
-    ensemble. A FOLDER stands for every picture in it, at any depth. Files become records as by `data import`, and are cropped (to
-    squares) and normalised as in the stage's evaluations: a network that was trained on images resized by `data import` needs the same
-    --resize options here, and the same --background. A picture that can't be used is named, and the exit code is 65.
+    ensemble; DIR is a schedule's folder or an output folder, with a stage or an ensemble in --stage. A FOLDER stands for every picture
+    in it, at any depth. Files become records as by `data import`, and are cropped (to squares) and normalised as in the stage's
+    evaluations: a network that was trained on images resized by `data import` needs the same --resize options here, and the same
+    --background. A picture that can't be used is named, and the exit code is 65.
     """
-    options = replace(options, forward=options.forward.meant_by(snapshot))
-    folders = choose_members(snapshot, out)
+    forward = replace(options.forward, ema=options.forward.ema or options.where.means_ema(snapshot))
+    chosen, schedule = choose_one(snapshot, options.where)
     paths, resize = _paths(options.images), options.resize.checked()
 
     from stagerun.tools.weights.scoring import Network
-    from stagerun.tools.weights.snapshot import open_snapshot
+    from stagerun.tools.weights.snapshot import open_chosen
 
-    members = [_with_squares(open_snapshot(folder, options.forward.trust_code)) for folder in folders]
-    schedule = with_imports(members[0].schedule, folders[0].resolve().parent.parent)
-    first = replace(members[0], schedule=schedule)
+    members = [_with_squares(one) for one in open_chosen(chosen, schedule, options.forward.trust_code)]
+    first, network = members[0], Network(members, forward, chosen.rule)
     names = _names(first, options.classes)
-    networks = [Network(member, options.forward) for member in members]
     predictions: list[dict[str, Any]] = []
     bad: list[str] = []
     pictures = _records(first.stage.model.channels, paths, resize, bad)
     while batch := list(islice(pictures, options.forward.device_batch or first.stage.solver.test_batch_size)):
         records = ListRecords([record for _, record in batch], "the pictures")
-        shares = np.mean([network.probabilities(records).numpy() for network in networks], axis=0)
+        shares = network.probabilities(records).numpy()
         for (image, _), row in zip(batch, shares, strict=True):
             best = np.argsort(-row, kind="stable")[: options.top].tolist()
             answers = [{"label": n, "name": names.get(n, ""), "probability": float(row[n])} for n in best]

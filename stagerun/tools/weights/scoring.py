@@ -1,21 +1,22 @@
-"""A snapshot's network in one process: it scores validation images, and answers any pictures."""
+"""Trained networks in one process: they score validation images, and answer any pictures."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from stagerun.base.errors import DataError, UsageError
-from stagerun.base.recipe import Source
+from stagerun.base.recipe import EnsembleRule, Source
 from stagerun.base.wings import ignored_in
 from stagerun.comm import SoloComm
 from stagerun.data.loaders import CROPS, evaluation_loader
 from stagerun.data.records import LmdbSource, Records
-from stagerun.engine.evaluate import Averaged, Classifier, Measure, Score, Views, best_of, score
+from stagerun.engine.evaluate import Averaged, Classifier, Measure, Score, Views, best_of, score, together
 from stagerun.engine.images import Batch
-from stagerun.engine.losses import evaluation_loss, is_binary, probabilities
+from stagerun.engine.losses import cross_entropy, evaluation_loss, is_binary, probabilities
 from stagerun.system.lmdb_file import data_file
 from stagerun.tools.weights import Forward
 from stagerun.tools.weights.snapshot import Stored, load_network
@@ -27,19 +28,25 @@ _NAME_DATA = "name the folder of an LMDB with --data; `stagerun data import` mak
 
 
 class Network:
-    """A snapshot's network on a device, with the transform of its evaluations. UsageError, ResumeRefused."""
+    """The networks of one snapshot, or of an ensemble's members, on a device, with the images of the first one's evaluations, and the
+    answer by `rule`. UsageError, ResumeRefused."""
 
-    def __init__(self, stored: Stored, forward: Forward) -> None:
-        self._stage, self._device, views = stored.stage, forward.device(), Views(forward.views)
-        self._size = forward.device_batch or stored.stage.solver.test_batch_size
-        solver, five = stored.stage.solver, views is Views.TEN_CROP
-        model = load_network(stored, self._device, forward.ema)
-        if views is not Views.ONE:
-            model = Averaged(model, CROPS if five else 1, is_binary(solver))
-        normalise = normalise_for(stored.stage, solver.test_transform, self._device)
-        self._classifier = Classifier(model, normalise, solver.precision)
-        threads = default_loader_threads(self._device.type, torch.get_num_threads())
-        self._loader = partial(evaluation_loader, stage=stored.stage, threads=threads, five_crops=five)
+    def __init__(self, members: Sequence[Stored], forward: Forward, rule: EnsembleRule) -> None:
+        size, first = min(one.stage.solver.test_batch_size for one in members), members[0].stage
+        self._stage = replace(first, solver=replace(first.solver, test_batch_size=size))
+        self._device, self._size, self._rule = forward.device(), forward.device_batch or size, rule
+        views = Views(forward.views)
+
+        def classifier(stored: Stored) -> Classifier:
+            model, solver = load_network(stored, self._device, forward.ema), stored.stage.solver
+            if views is not Views.ONE:
+                model = Averaged(model, CROPS if views is Views.TEN_CROP else 1, is_binary(solver))
+            normalise = normalise_for(stored.stage, solver.test_transform, self._device)
+            return Classifier(model, normalise, solver.precision)
+
+        self._members = [classifier(stored) for stored in members]
+        threads, five = default_loader_threads(self._device.type, torch.get_num_threads()), views is Views.TEN_CROP
+        self._loader = partial(evaluation_loader, stage=self._stage, threads=threads, five_crops=five)
 
     def score(self, records: LmdbSource, val: Source | None, per_class: bool) -> tuple[Score, Tensor]:
         """Return top-1, top-5 and loss over every image. Without views, and with as many threads, these are the numbers of `run`, but for
@@ -48,7 +55,9 @@ class Network:
         With `per_class` also the images by label and first answer, int64 [classes, classes], unless images have several labels, as `val` says.
         UsageError, DataError, PermissionDenied.
         """
-        stage, classifier, classes = self._stage, self._classifier, self._stage.model.num_classes
+        stage, classes, normalise = self._stage, self._stage.model.num_classes, self._members[0].normalise
+        alone = len(self._members) == 1
+        answers = self._members[0] if alone else together(self._members, self._rule)
         ignored, several = ignored_in(stage), val is not None and val.labels is not None
         loader = self._loader(records, numbered=several)
         table: Tensor | None = None
@@ -59,16 +68,17 @@ class Network:
         counts = torch.zeros(classes * classes if per_class else 0, dtype=torch.int64, device=self._device)
 
         def answer(batch: Batch) -> Tensor:
-            logits = classifier(batch)
+            logits = answers(batch)
             if per_class and table is None:
-                labels, first = classifier.normalise.labels(batch.labels), best_of(logits)[:, 0]
+                labels, first = normalise.labels(batch.labels), best_of(logits)[:, 0]
                 if ignored.accuracy is not None:
                     counted = labels != ignored.accuracy
                     labels, first = labels[counted], first[counted]
                 counts.add_(torch.bincount(labels * classes + first, minlength=len(counts)))
             return logits
 
-        measure = Measure(classifier.normalise, evaluation_loss(stage.solver), ignored)
+        # As in `run`, whose ensembles have cross entropy.
+        measure = Measure(normalise, evaluation_loss(stage.solver) if alone else cross_entropy, ignored)
         with _memory_explained(), loader.stream(passes) as batches:
             numbered = enumerate(batches if table is None else with_labels(iter(batches), table))
             result = score(answer, numbered, len(passes), measure, SoloComm(), lambda: False)
@@ -80,8 +90,11 @@ class Network:
         """Return float64 [N, classes] on the CPU, of as many records as fit in a forward pass. UsageError, DataError."""
         loader = self._loader(records)
         with _memory_explained():
-            logits = self._classifier(loader.batch(0, len(records)))
-            return probabilities(self._stage.solver, logits.double()).cpu()
+            batch = loader.batch(0, len(records))
+            logits = torch.stack([member(batch).double() for member in self._members])
+            if self._rule is EnsembleRule.MEAN_LOGIT:
+                logits = logits.mean(0, keepdim=True)
+            return torch.stack([probabilities(self._stage.solver, each) for each in logits]).mean(0).cpu()
 
     def _passes(self, images: int) -> list[tuple[int, int]]:
         """Return (first, count) of the forward passes. Rectangles have one shape within test_batch_size images: UsageError for a larger

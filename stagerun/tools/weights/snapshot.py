@@ -12,6 +12,7 @@ from stagerun.base import recipe
 from stagerun.base.code import Sources, code_of
 from stagerun.base.errors import ResumeRefused, UsageError, listing
 from stagerun.base.text import size
+from stagerun.command.ending import tell
 from stagerun.engine.codec import decode
 from stagerun.engine.state import placed, restore
 from stagerun.language.code import reserved_name
@@ -19,7 +20,9 @@ from stagerun.language.consent import asked, require_consent
 from stagerun.language.stored import read_foreign
 from stagerun.models import build
 from stagerun.system.host import available_memory
+from stagerun.system.image_sets import with_imports
 from stagerun.system.typed import json_object
+from stagerun.tools.weights import SETS, Chosen
 from stagerun.train.progress import (
     AVERAGE,
     CODE,
@@ -78,6 +81,26 @@ def open_snapshot(
         version = ref.environment.get("stagerun", "another version")
         hint = f"it was written by stagerun {version}: use that one"
         raise ResumeRefused(f"the recipe in snapshot {ref.name} can't be read: {error}", hint) from error
+
+
+def open_chosen(
+    chosen: Chosen, schedule: recipe.Schedule | None, trust_code: bool, images: bool = True
+) -> list[Stored]:
+    """Open snapshots, with the validation images and test transform of their schedule, if any. Without `images`
+    their folders are not looked at. UsageError, Damaged and more as of `open_snapshot`."""
+    opened = []
+    for folder, stage in zip(chosen.folders, chosen.stages, strict=True):
+        stored = open_snapshot(folder, trust_code, schedule, stage)
+        if schedule is None:
+            held = stored.schedule
+            held = with_imports(held, folder.resolve().parent.parent) if images else held
+            opened.append(replace(stored, schedule=held))
+            continue
+        now = schedule.stage(stage)  # which trains the same: else the snapshot would be stale
+        if stored.stage.solver.test_transform != now.solver.test_transform:
+            tell(f"note: {stage} is evaluated with the schedule's present transform, not the run's; {SETS}")
+        opened.append(replace(stored, schedule=schedule, stage=replace(now, model=stored.stage.model)))
+    return opened
 
 
 def _most_bytes(name: str, model: recipe.Model) -> Mapping[str, int]:
