@@ -77,8 +77,8 @@ def plan_of(schedule: Schedule, out: Path, selection: Selection = ALL) -> Plan:
 
 
 def newest_snapshot(inventory: store.Inventory) -> store.SnapshotRef | None:
-    """Return the snapshot that was written last; `inventory` orders them without clocks, which differ between nodes."""
-    return inventory.snapshots[-1] if inventory.snapshots else None
+    """Return the snapshot that was written last, by (attempt, serial): clocks of nodes differ, and a copy has other times."""
+    return max(inventory.snapshots, key=lambda ref: (ref.attempt, ref.serial, ref.iter), default=None)
 
 
 def newest_recipe(out: Path, inventory: store.Inventory) -> Schedule | None:
