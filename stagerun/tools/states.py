@@ -1,0 +1,311 @@
+"""States of two runs that differ: `diff --first` trains short stretches again, for the exact iteration, its tensors, and whether a bit was
+upset."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from xxhash import xxh3_64_intdigest
+
+from stagerun import store
+from stagerun.base.errors import StagerunError, StorageError
+from stagerun.base.snapshots import TRAINING_SET, SnapshotRef
+from stagerun.base.text import count
+from stagerun.comm import SoloComm
+from stagerun.data import datum
+from stagerun.data.index import printable
+from stagerun.data.loaders import order_of
+from stagerun.data.preflight import opened
+from stagerun.engine import codec
+from stagerun.engine.device import differences
+from stagerun.engine.state import counters, live
+from stagerun.plan import Plan, State
+from stagerun.schedule.improvement import NOTHING_YET
+from stagerun.system.world import World
+from stagerun.tools.first_difference import Cause, First, Run
+from stagerun.tools.output import DISK, plan_of, stored_schedule
+from stagerun.tools.verify import VerifyOptions
+from stagerun.tools.verify_run import Stretch, courses_of, events_of, trained_again
+from stagerun.train.context import Context, StageRun
+from stagerun.train.hooks import stored_state
+from stagerun.train.restore import restored
+
+SEARCH_S = 30.0  # for a bit that explains a digest
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The state at an iteration: its tensors, the digest of its counters, how its device digests tensors, and its own digest."""
+
+    tensors: codec.Tensors
+    counted: codec.Digests
+    digested: Callable[[Tensor], int]
+    environment: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        digests = {name: self.digested(tensor) for name, tensor in self.tensors.items()}
+        return f"{codec.combined({**digests, **self.counted}):016x}"
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A stretch that was trained again: the state that it came to, and the digest of each state in it."""
+
+    held: Held
+    proofs: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A tensor that differs: how many of its values, and of a single one or few of them the index and the bits."""
+
+    name: str
+    values: int
+    of: int
+    bits: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    @property
+    def text(self) -> str:
+        slot, _, name = self.name.rpartition("/")
+        what = {"": "", "ema": "the average of "}.get(slot, "the momentum of ")
+        layer = name.rpartition(".")[0] or name
+        bits = "; ".join(
+            f"value {at}, {'bits' if len(b) > 1 else 'bit'} {', '.join(map(str, b))}" for at, b in self.bits
+        )
+        return f"{what}`{name}` (layer {layer}): {self.values} of {self.of} values{': ' * bool(bits)}{bits}"
+
+
+_FEW = 2  # values whose bits are shown
+
+
+def changes(before: codec.Tensors, now: codec.Tensors) -> list[Changed]:
+    """Return the tensors that differ, in the order of their names; weights first."""
+    found = []
+    for name in sorted(before.keys() | now.keys(), key=lambda name: ("/" in name, name)):
+        if name not in before or name not in now or before[name].shape != now[name].shape:
+            size = (before.get(name, now.get(name, torch.empty(0)))).numel()
+            found.append(Changed(name, size, size))
+            continue
+        one, other = (_bytes(tensors[name]) for tensors in (before, now))
+        differing = np.flatnonzero((one != other).any(axis=1))
+        if len(differing):
+            bits = ((int(i), _bits(one[i] ^ other[i])) for i in differing) if len(differing) <= _FEW else ()
+            found.append(Changed(name, len(differing), len(one), tuple(bits)))
+    return found
+
+
+def _bytes(tensor: Tensor) -> np.ndarray:
+    """Return uint8[values, bytes of one]."""
+    host = tensor.detach().cpu().contiguous()
+    return host.reshape(-1).view(torch.uint8).reshape(host.numel(), host.element_size()).numpy()
+
+
+def _bits(one: np.ndarray) -> tuple[int, ...]:
+    """Return the numbers of the bits that are set, the lowest bit of the first (lowest) byte is 0."""
+    return tuple(int(bit) for bit in np.flatnonzero(np.unpackbits(one, bitorder="little")))
+
+
+def upset_bit(held: Held, wanted: str, seconds: float = SEARCH_S) -> tuple[Changed | None, int]:
+    """Return the bit whose flip gives a state the digest `wanted`, and how many tensors were searched, the smallest first."""
+    digests = {name: held.digested(tensor) for name, tensor in held.tensors.items()} | held.counted
+    names, target, end = sorted(digests), int(wanted, 16), time.monotonic() + seconds
+    for number, name in enumerate(sorted(held.tensors, key=lambda name: held.tensors[name].nbytes)):
+        tensor = held.tensors[name].detach().clone().cpu().contiguous()
+        values, data = _bytes(tensor), tensor
+        flat = values.reshape(-1)
+        # As in `codec.combined`, with the text before and after this tensor's digest made once.
+        lines = {other: f"{other} {digests[other]:016x}\n" for other in names}
+        at = names.index(name)
+        before = "".join(lines[other] for other in names[:at]) + f"{name} "
+        after = "\n" + "".join(lines[other] for other in names[at + 1 :])
+        for byte in range(len(flat)):
+            if time.monotonic() > end:
+                return None, number
+            for bit in range(8):
+                flat[byte] ^= 1 << bit
+                digest = xxh3_64_intdigest(flat.data) if held.digested is codec.digest else held.digested(data)
+                flat[byte] ^= 1 << bit
+                if xxh3_64_intdigest(f"{before}{digest:016x}{after}".encode()) == target:
+                    value, inside = divmod(byte, values.shape[1])
+                    return Changed(name, 1, len(values), ((value, (8 * inside + bit,)),)), number + 1
+    return None, len(held.tensors)
+
+
+def held_by(run: Run, stage: str, iter: int) -> Held | None:
+    """Return the state in a run's snapshot; None without one that can be read."""
+    ref = run.at(stage, iter)
+    try:
+        return _of_snapshot(ref, store.read(DISK, run.out, ref)) if ref is not None else None
+    except (store.Damaged, ValueError, KeyError):
+        return None
+
+
+def _of_snapshot(ref: SnapshotRef, files: Mapping[str, bytes]) -> Held:
+    digested = codec.digest if ref.environment.get("device") == "cpu" else codec.mixed
+    return Held(*stored_state(ref, files), digested, ref.environment)
+
+
+def name_tensors(first: First, runs: tuple[Run, Run]) -> None:
+    """Name the tensors that differ, where both runs have a snapshot there."""
+    one, other = (held_by(run, first.stage, first.iter) for run in runs)
+    if one is not None and other is not None:
+        first.tensors, first.of = changes(one.tensors, other.tensors), len(one.tensors.keys() | other.tensors.keys())
+
+
+class Search:
+    """Stretches of two runs that are trained again, and what they say of the first difference. `agrees`: with which run."""
+
+    def __init__(self, first: First, runs: tuple[Run, Run], trust_code: bool) -> None:
+        self.first, self.runs, self.trust_code = first, runs, trust_code
+        schedules = [stored_schedule(run.out, trust_code) for run in runs]
+        self.plans = [plan_of(schedule, run.out) for schedule, run in zip(schedules, runs, strict=True)]
+
+    def search(self) -> None:
+        """Complete the first difference."""
+        first = self.first
+        if not first.start:
+            self._compare_images()
+        target = first.proven or first.iter
+        recorded = [self._recorded(run, target) for run in self.runs]
+        one = self._again(0, target)
+        # The same recipe in the same workers and threads is trained once.
+        alike = {cause.kind for cause in first.causes if "stagerun " not in cause.text} <= {"library", "processor"}
+        other = one if alike else self._again(1, target)
+        if one.held.digest != other.held.digest:
+            self._narrow(one, other, target)
+        else:
+            self._judge(one.held, recorded, target)
+
+    def _recorded(self, run: Run, iter: int) -> str:
+        """Return the digest of a run's state, by its log or its snapshot; '' if unknown."""
+        held = held_by(run, self.first.stage, iter)
+        return run.proofs(self.first.stage).get(iter) or (held.digest if held is not None else "")
+
+    # The images
+
+    def _compare_images(self) -> None:
+        first, stage = self.first, self.first.stage
+        after = first.same if first.same is not None else self.runs[0].begins.get(stage, 0)
+        spans = [run.positions(stage, after, first.proven or first.iter) for run in self.runs]
+        paths = {plan.schedule.lmdb(plan.schedule.stage(stage).data.train) for plan in self.plans}
+        if None in spans or spans[0] != spans[1] or len(paths) == 1:
+            return
+        try:
+            changed = changed_image(self.plans, stage, *spans[0])  # type: ignore[misc]
+        except StagerunError as error:
+            first.notes.append(f"the images can't be compared: {error.message}")
+            return
+        # A set that differs elsewhere explains nothing here.
+        first.causes = [cause for cause in first.causes if not cause.text.startswith(TRAINING_SET)]
+        if changed is not None:
+            position, text = changed
+            batch = self.plans[0].schedule.stage(stage).solver.batch_size
+            first.iter = min(first.iter, after + 1 + (position - spans[0][0]) // batch)  # type: ignore[index]
+            first.causes.insert(0, Cause("data", text))
+
+    # Training again
+
+    def _again(self, n: int, until: int) -> Again:
+        """Train the stage of a run again up to an iteration, from its newest snapshot at which both runs are equal, or from its start."""
+        first, run, plan = self.first, self.runs[n], self.plans[n]
+        if first.start:
+            return self._start(n)
+        bases = [ref for ref in run.of(first.stage) if first.same is not None and ref.iter <= first.same]
+        base = max(bases, key=lambda ref: (ref.iter, ref.attempt), default=None)
+        facts = run.environment(first.stage, until)
+        begins = base.iter if base is not None else run.begins.get(first.stage, 0)
+        workers, threads = (int(facts.get(name, "1")) for name in ("workers", "threads"))
+        stretch = Stretch(first.stage, base, begins, until, (), workers, threads)
+        options = VerifyOptions(str(run.out), trust_code=self.trust_code)
+        with trained_again(options, plan, run.out, stretch) as out:
+            courses = courses_of(events_of(out))[0]
+            ref = next((ref for ref in store.inventory(DISK, out).of(first.stage) if ref.iter == until), None)
+            if ref is None or first.stage not in courses:
+                raise StorageError(f"`{first.stage}` trained again never came to iteration {until}")
+            held = _of_snapshot(ref, store.read(DISK, out, ref))
+        return Again(held, {iter: proof.state for iter, proof in courses[first.stage].proofs.items()})
+
+    def _start(self, n: int) -> Again:
+        """Return the state that a stage starts with."""
+        stage, run, plan = self.first.stage, self.runs[n], self.plans[n]
+        planned = next(one for one in plan.stages if one.name == stage)
+        ids = {ref.parent for ref in run.of(stage)}
+        parent = next((ref for ref in plan.inventory.snapshots if ref.id in ids), None)
+        cpu = torch.device("cpu")
+        context = Context(plan.schedule, str(run.out), SoloComm(), World(), cpu, None, lambda: False)
+        context.rules_checked = True
+        fresh = replace(planned, state=State.FRESH, iter=planned.stage.begins, start=parent, end=None)
+        files = store.read(DISK, run.out, parent) if parent is not None else None
+        state = restored(StageRun(context, fresh, files=files))
+        counted = counters(state.iter, state.plateau, NOTHING_YET, state.skips, state.skips_in_all, state.rollbacks)
+        held = Held(live(state), counted, codec.digest, run.environment(stage, state.iter))
+        return Again(held, {state.iter: held.digest})
+
+    def _narrow(self, one: Again, other: Again, target: int) -> None:
+        """Both runs, trained again here, differ: find the first iteration, and its tensors."""
+        first = self.first
+        both = sorted(one.proofs.keys() & other.proofs.keys())
+        at = next((iter for iter in both if one.proofs[iter] != other.proofs[iter]), target)
+        if at != target:
+            one, other = self._again(0, at), self._again(1, at)
+        if not first.start:
+            first.same, first.iter = at - 1, at
+            first.positions = self.runs[0].positions(first.stage, at - 1, at)
+        first.tensors, first.of = changes(one.held.tensors, other.held.tensors), len(one.held.tensors)
+        first.notes.append("both were trained again here, and differ there, too")
+
+    def _judge(self, here: Held, recorded: Sequence[str], target: int) -> None:
+        """What both runs are made from is the same here: say with which of them it agrees, and what differs in the other."""
+        first, agrees = self.first, [digest == here.digest for digest in recorded]
+        if agrees[0] == agrees[1]:
+            why = differences(dict(self.runs[0].environment(first.stage, target)), dict(here.environment), True)
+            text = f": {'; '.join(why)}" if why else ""
+            first.notes.append(f"training again here agrees with neither run{text}")
+            return
+        good, bad = ("A", "B") if agrees[0] else ("B", "A")
+        if first.causes:
+            first.notes.append(f"training again here agrees with {good}")
+        else:
+            text = f"an upset bit in {bad}: training again here agrees with {good}, and no recorded fact differs"
+            first.causes.append(Cause("bit", text))
+        run = self.runs[bad == "B"]
+        held = held_by(run, first.stage, target)
+        first.of = len(here.tensors)
+        if held is not None:
+            first.tensors = changes(here.tensors, held.tensors)
+        elif wanted := recorded[bad == "B"]:
+            changed, searched = upset_bit(here, wanted)
+            first.tensors = [changed] if changed is not None else None
+            if changed is None:
+                text = (
+                    f"no single bit of {count(searched, 'tensor')} explains the state of {bad}, which no snapshot holds"
+                )
+                first.notes.append(text)
+
+
+def changed_image(plans: Sequence[Plan], stage: str, begin: int, end: int) -> tuple[int, str] | None:
+    """Return the first of these positions at which two runs trained on other images, and what differs; None if there is none, or if the
+    order of the images differs. DataError, StorageError."""
+    sides = []
+    for plan in plans:
+        of = plan.schedule.stage(stage)
+        records = opened(plan.schedule, [of.data.train])[of.data.train.path]
+        sides.append((records, order_of(records, plan.schedule, of).at(begin, end - begin + 1)))
+    (one, order), (other, another) = sides
+    for n, (i, j) in enumerate(zip(order.tolist(), another.tolist(), strict=True)):
+        if one.key(i) != other.key(j):
+            return None
+        if one.index is not None and other.index is not None and one.index.digests[i] == other.index.digests[j]:
+            continue
+        (key, before), (_, now) = one.get(i), other.get(j)
+        if before != now:
+            a, b = (datum.parse(value) for value in (before, now))
+            label = f"label {a.label} -> {b.label}" if a.label != b.label else ""
+            pixels = "other pixels" if bytes(a.data) != bytes(b.data) else ""
+            what = " and ".join(filter(None, (label, pixels))) or "another record"
+            return begin + n, f"the image at position {begin + n}, key `{printable(key)}`: {what}"
+    return None
