@@ -79,7 +79,9 @@ def diff(
     changes = [change for change in pairs if change.stage not in alone and change.a.text != change.b.text]
     trained = [change for change in changes if change.trains]
     same = not names and not trained
-    found, compared = _first(Path(a), Path(b), stages, first, trust_code) if both_runs else (None, 0)
+    found, compared = None, 0
+    if both_runs:
+        found, compared = _first((Run(Path(a)), Run(Path(b))), stages, first, trust_code, as_json)
     if as_json:
         fields = [
             {
@@ -106,17 +108,18 @@ def diff(
         show("\n\n".join(filter(None, blocks)))
 
 
-def _first(a: Path, b: Path, stages: Sequence[str], search: bool, trust_code: bool) -> tuple[First | None, int]:
-    """Return the first difference of two runs, and how many of their states were compared."""
-    runs = Run(a), Run(b)
+def _first(
+    runs: tuple[Run, Run], stages: Sequence[str], again: bool, trust_code: bool, quiet: bool
+) -> tuple[First | None, int]:
+    """Return the first difference of two runs, and how many of their states were compared. `again`: train stretches again."""
     found, compared = first_difference(*runs, stages)
-    if found is not None and (search or all(run.at(found.stage, found.iter) for run in runs)):
+    if found is not None and (again or all(run.at(found.stage, found.iter) for run in runs)):
         with signals.held():
             from stagerun.tools.states import Search, name_tensors  # and with it torch
 
         name_tensors(found, runs)
-        if search:
-            Search(found, runs, trust_code).search()
+        if again:
+            Search(found, runs, trust_code, quiet).search()
     return found, compared
 
 

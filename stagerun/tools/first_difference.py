@@ -24,16 +24,12 @@ if TYPE_CHECKING:
 # Facts of the environment (`engine.device.environment`) by what they are; the others are of the processor.
 _KINDS = {
     **dict.fromkeys(("torch", "numpy", "image library", "colour library", "cudnn"), "library"),
+    **dict.fromkeys(("workers", "reducer"), "workers"),
     "stagerun": "code",
     "threads": "threads",
-    "workers": "workers",
-    "reducer": "workers",
 }
-# Fields that act through the rate, momentum and decay of an update, which the log has.
-_BY_RATE = (
-    *("base_lr", "lr_", "power", "gamma", "step", "warmup_", "decay_from", "policy_start", "end_lr", "knot", "plateau"),
-    *("max_iter", "momentum", "weight_decay"),
-)
+# Prefixes of fields that act through an update's learning rate, which the log has.
+_POLICY = tuple("base_lr lr_ power gamma step warmup_ decay_from policy_start end_lr knot plateau".split())
 _AT_START = ["weights", "schedule", "code", "library"]  # causes of another state at a stage's start
 _DATA = {MEAN_DIGEST, LABELS}
 MOST_NAMED = 4
@@ -51,7 +47,8 @@ class Cause:
 class First:
     """The first difference, in the state after `iter` updates of `stage`. `same`: the newest iteration before it at which both states are
     known to be equal; `proven`: the first at which their proofs or snapshots differ; `start`: it is where the stage begins. `positions`: of
-    the images that were trained on in between. `of`: the number of tensors. The first of `causes` is the likeliest."""
+    the images that were trained on in between. `of`: the number of tensors. The first of `causes` is the likeliest. `searched`: stretches
+    were trained again."""
 
     stage: str
     same: int | None
@@ -63,6 +60,7 @@ class First:
     of: int = 0
     causes: list[Cause] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    searched: bool = False
 
     @property
     def exact(self) -> bool:
@@ -134,17 +132,18 @@ def first_difference(a: Run, b: Run, stages: Iterable[str]) -> tuple[First | Non
         for one, other in (ids, [run.proofs(stage) for run in (a, b)]):
             equal |= {iter: one[iter] == other[iter] for iter in one.keys() & other.keys()}
         compared += len(equal)
-        proven = min((iter for iter, same in equal.items() if not same), default=None)
-        same = max((iter for iter, same in equal.items() if same and iter < (proven or math.inf)), default=None)
+        unequal = [iter for iter, same in equal.items() if not same]
+        proven = min(unequal, default=None)
+        until = math.inf if proven is None else proven
+        same = max((iter for iter, same in equal.items() if same and iter < until), default=None)
         before, now = (run.updates.get(stage, {}) for run in (a, b))
         after = -1 if same is None else same
-        other_values = (i for i in before.keys() & now.keys() if i > after and repr(before[i]) != repr(now[i]))
-        seen = [*([proven] if proven is not None else []), *([n] if (n := min(other_values, default=None)) else [])]
+        seen = unequal + [i for i in before.keys() & now.keys() if i > after and repr(before[i]) != repr(now[i])]
         if seen:
-            start = proven is not None and min(seen) == proven == a.begins.get(stage, 0)
-            first = First(stage, None if start else same, min(seen), proven, start)
-            if not start:
-                first.positions = a.positions(stage, same if same is not None else a.begins.get(stage, 0), first.iter)
+            begins = a.begins.get(stage, 0)
+            first = First(stage, same, min(seen), proven, start=min(seen) == proven == begins)
+            if not first.start:
+                first.positions = a.positions(stage, begins if same is None else same, first.iter)
             first.causes = causes(first, a, b)
             return first, compared
     return None, compared
@@ -158,7 +157,8 @@ def causes(first: First, a: Run, b: Run) -> list[Cause]:
     for key in dict.fromkeys((*identities[0], *identities[1])) if known else ():
         before, now = (identity.get(key, "none") for identity in identities)
         name = key.removeprefix("solver.")
-        if before == now or (_acts_by_rate(name) and not _other_rates(first, a, b)):
+        by_rate = name in ("max_iter", "momentum", "weight_decay") or name.startswith(_POLICY)
+        if before == now or (by_rate and not _other_rates(first, a, b)):
             continue
         kind = "weights" if key == WEIGHTS_DIGEST else "data" if key in _DATA else "schedule"
         if key.startswith(CODE):
@@ -171,6 +171,8 @@ def causes(first: First, a: Run, b: Run) -> list[Cause]:
         before, now = (environment[key] for environment in environments)
         if before == now or "unknown" in (before, now) or (key == "workers" and elastic):
             continue
+        if key == "reducer" and len({environment.get("workers") for environment in environments}) == 2:
+            continue  # it follows from the number of workers
         if key == TRAINING_SET:
             if same_set(before, now) is False:
                 found.append(Cause("data", f"{key} {before} -> {now}"))
@@ -189,10 +191,6 @@ def causes(first: First, a: Run, b: Run) -> list[Cause]:
     return sorted((one for one in found if one.kind in order), key=lambda one: order.index(one.kind))
 
 
-def _acts_by_rate(name: str) -> bool:
-    return name.startswith(_BY_RATE)
-
-
 def _other_rates(first: First, a: Run, b: Run) -> bool:
     """Return whether the updates in question had another rate, momentum or decay; also if that is unknown."""
     before, now = (run.updates.get(first.stage, {}) for run in (a, b))
@@ -201,7 +199,7 @@ def _other_rates(first: First, a: Run, b: Run) -> bool:
 
 
 def render(first: First) -> list[str]:
-    """Return lines for people."""
+    """Return the lines that people read."""
     where = f"at iteration {first.iter}"
     if first.start:
         where = "in the state that it starts with"
@@ -211,13 +209,15 @@ def render(first: First) -> list[str]:
     elif first.same is not None:
         where += f", equal up to {first.same}"
     rows = [("cause" if n == 0 else "also", f"{one.kind}: {one.text}") for n, one in enumerate(first.causes)]
-    rows = rows or [("cause", "nothing that is recorded differs: an upset bit, or a fact that no run records")]
+    if not rows:
+        hint = "" if first.searched else "; --first compares the images, and looks for an upset bit"
+        rows = [("cause", f"nothing that is recorded differs{hint}")]
     if first.positions is not None:
-        rows.insert(0, ("images", "positions {} to {}".format(*first.positions)))
+        rows.insert(0, ("images", f"positions {first.positions[0]} to {first.positions[1]}"))
     if first.tensors is not None:
-        named = [one.text for one in first.tensors[:MOST_NAMED]]
-        more = len(first.tensors) - len(named)
-        lines = [f"{len(first.tensors)} of {first.of} differ", *named, *([f"{more} more"] if more else [])]
-        rows[:0] = [("tensors" if n == 0 else "", line) for n, line in enumerate(lines)]
+        named = [("", one.text) for one in first.tensors[:MOST_NAMED]]
+        if more := len(first.tensors) - len(named):
+            named.append(("", f"{more} more"))
+        rows[:0] = [("tensors", f"{len(first.tensors)} of {first.of} differ"), *named]
     rows += [("note", text) for text in first.notes]
     return [f"the first difference: stage {first.stage}, {where}", *(f"  {a:7}  {b}" for a, b in rows)]

@@ -15,6 +15,7 @@ from stagerun.base.errors import StagerunError, StorageError
 from stagerun.base.snapshots import TRAINING_SET, SnapshotRef
 from stagerun.base.text import count
 from stagerun.comm import SoloComm
+from stagerun.command.ending import say
 from stagerun.data import datum
 from stagerun.data.index import printable
 from stagerun.data.loaders import order_of
@@ -61,7 +62,7 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A tensor that differs: how many of its values, and of a single one or few of them the index and the bits."""
+    """A tensor that differs, and how many of its values do; `bits`: the index of a value and its bits that differ, where these are few."""
 
     name: str
     values: int
@@ -79,7 +80,7 @@ class Changed:
         return f"{what}`{name}` (layer {layer}): {self.values} of {self.of} values{': ' * bool(bits)}{bits}"
 
 
-_FEW = 2  # values whose bits are shown
+_FEW, _MOST_BITS = 2, 8  # values whose bits are shown, and bits of them
 
 
 def changes(before: codec.Tensors, now: codec.Tensors) -> list[Changed]:
@@ -93,8 +94,9 @@ def changes(before: codec.Tensors, now: codec.Tensors) -> list[Changed]:
         one, other = (_bytes(tensors[name]) for tensors in (before, now))
         differing = np.flatnonzero((one != other).any(axis=1))
         if len(differing):
-            bits = ((int(i), _bits(one[i] ^ other[i])) for i in differing) if len(differing) <= _FEW else ()
-            found.append(Changed(name, len(differing), len(one), tuple(bits)))
+            bits = tuple((int(i), _bits(one[i] ^ other[i])) for i in differing[: _FEW + 1])
+            shown = len(bits) <= _FEW and sum(len(numbers) for _, numbers in bits) <= _MOST_BITS
+            found.append(Changed(name, len(differing), len(one), bits if shown else ()))
     return found
 
 
@@ -157,16 +159,16 @@ def name_tensors(first: First, runs: tuple[Run, Run]) -> None:
 
 
 class Search:
-    """Stretches of two runs that are trained again, and what they say of the first difference. `agrees`: with which run."""
+    """Stretches of two runs that are trained again, and what they say of the first difference."""
 
-    def __init__(self, first: First, runs: tuple[Run, Run], trust_code: bool) -> None:
-        self.first, self.runs, self.trust_code = first, runs, trust_code
+    def __init__(self, first: First, runs: tuple[Run, Run], trust_code: bool, quiet: bool) -> None:
+        self.first, self.runs, self.trust_code, self.quiet = first, runs, trust_code, quiet
         schedules = [stored_schedule(run.out, trust_code) for run in runs]
         self.plans = [plan_of(schedule, run.out) for schedule, run in zip(schedules, runs, strict=True)]
 
     def search(self) -> None:
         """Complete the first difference."""
-        first = self.first
+        first, first.searched = self.first, True
         if not first.start:
             self._compare_images()
         target = first.proven or first.iter
@@ -190,7 +192,7 @@ class Search:
     def _compare_images(self) -> None:
         first, stage = self.first, self.first.stage
         after = first.same if first.same is not None else self.runs[0].begins.get(stage, 0)
-        spans = [run.positions(stage, after, first.proven or first.iter) for run in self.runs]
+        spans = [run.positions(stage, after, first.iter) for run in self.runs]
         paths = {plan.schedule.lmdb(plan.schedule.stage(stage).data.train) for plan in self.plans}
         if None in spans or spans[0] != spans[1] or len(paths) == 1:
             return
@@ -218,7 +220,10 @@ class Search:
         base = max(bases, key=lambda ref: (ref.iter, ref.attempt), default=None)
         facts = run.environment(first.stage, until)
         begins = base.iter if base is not None else run.begins.get(first.stage, 0)
-        workers, threads = (int(facts.get(name, "1")) for name in ("workers", "threads"))
+        texts = (facts.get(name, "1") for name in ("workers", "threads"))
+        workers, threads = (int(text) if text.isdecimal() else 1 for text in texts)
+        if not self.quiet:
+            say(f"training `{first.stage}` of {'AB'[n]} again, {begins} to {until}")
         stretch = Stretch(first.stage, base, begins, until, (), workers, threads)
         options = VerifyOptions(str(run.out), trust_code=self.trust_code)
         with trained_again(options, plan, run.out, stretch) as out:

@@ -22,7 +22,7 @@ name: "first"
 model {{ {model} num_classes: 10 channels: 1 }}
 data {{ train {{ source: "{data}" images: {images} }} }}
 solver {{
-  batch_size: 8 device_batch_size: 4 momentum: 0.9 weight_decay: 5e-4 base_lr: 0.05 snapshot: 2 ema_decay: 0.9
+  batch_size: 8 device_batch_size: 2 momentum: 0.9 weight_decay: 5e-4 base_lr: 0.05 snapshot: 2 ema_decay: 0.9
   audit_param {{ proof_iter: {proofs} }} {solver}
   transform_param {{ crop_size: 12 mirror: true mean_value: 73 scale: 0.0111 }}
 }}
@@ -182,7 +182,7 @@ def train(plant: Plant, folder: Path, b: bool, monkeypatch: pytest.MonkeyPatch) 
     return out
 
 
-FC = {"fc.weight": torch.zeros(10, 64), "fc.bias": torch.zeros(10)}
+FC = {"fc.weight": torch.zeros(10, 512), "fc.bias": torch.zeros(10)}
 OTHER_FC = {**FC, "fc.bias": torch.arange(10) / 100}
 FLIP = flip(weights, "bn1.bias")
 
