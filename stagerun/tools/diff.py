@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stagerun import store
-from stagerun.base.errors import UsageError
+from stagerun.base.errors import StagerunError, UsageError
 from stagerun.base.recipe import CODE, Schedule, Stage
 from stagerun.base.text import count
 from stagerun.command.ending import show
@@ -119,7 +119,11 @@ def _first(
 
         name_tensors(found, runs)
         if again:
-            Search(found, runs, trust_code, quiet).search()
+            search = Search(found, runs, trust_code, quiet)
+            try:
+                search.search()
+            except StagerunError as error:
+                found.notes.append(f"it can't be trained again here: {error.message}")
     return found, compared
 
 

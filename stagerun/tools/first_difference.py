@@ -220,4 +220,7 @@ def render(first: First) -> list[str]:
             named.append(("", f"{more} more"))
         rows[:0] = [("tensors", f"{len(first.tensors)} of {first.of} differ"), *named]
     rows += [("note", text) for text in first.notes]
-    return [f"the first difference: stage {first.stage}, {where}", *(f"  {a:7}  {b}" for a, b in rows)]
+    return [
+        f"the first difference: stage {first.stage}, {where}",
+        *(f"  {a:7}  {b}".replace("\n", "\n           ") for a, b in rows),
+    ]

@@ -39,12 +39,16 @@ SEARCH_S = 30.0  # for a bit that explains a digest
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The state at an iteration: its tensors, the digest of its counters, how its device digests tensors, and its own digest."""
+    """The state at an iteration: its tensors, and the digest of its counters."""
 
     tensors: codec.Tensors
     counted: codec.Digests
-    digested: Callable[[Tensor], int]
     environment: Mapping[str, str]
+
+    @property
+    def digested(self) -> Callable[[Tensor], int]:
+        """Return how the run's device digests a tensor."""
+        return codec.digest if self.environment.get("device") == "cpu" else codec.mixed
 
     @property
     def digest(self) -> str:
@@ -115,9 +119,10 @@ def upset_bit(held: Held, wanted: str, seconds: float = SEARCH_S) -> tuple[Chang
     """Return the bit whose flip gives a state the digest `wanted`, and how many tensors were searched, the smallest first."""
     digests = {name: held.digested(tensor) for name, tensor in held.tensors.items()} | held.counted
     names, target, end = sorted(digests), int(wanted, 16), time.monotonic() + seconds
+    on_cpu = held.digested is codec.digest
     for number, name in enumerate(sorted(held.tensors, key=lambda name: held.tensors[name].nbytes)):
         tensor = held.tensors[name].detach().clone().cpu().contiguous()
-        values, data = _bytes(tensor), tensor
+        values = _bytes(tensor)
         flat = values.reshape(-1)
         # As in `codec.combined`, with the text before and after this tensor's digest made once.
         lines = {other: f"{other} {digests[other]:016x}\n" for other in names}
@@ -129,7 +134,7 @@ def upset_bit(held: Held, wanted: str, seconds: float = SEARCH_S) -> tuple[Chang
                 return None, number
             for bit in range(8):
                 flat[byte] ^= 1 << bit
-                digest = xxh3_64_intdigest(flat.data) if held.digested is codec.digest else held.digested(data)
+                digest = xxh3_64_intdigest(flat.data) if on_cpu else codec.mixed(tensor)
                 flat[byte] ^= 1 << bit
                 if xxh3_64_intdigest(f"{before}{digest:016x}{after}".encode()) == target:
                     value, inside = divmod(byte, values.shape[1])
@@ -147,8 +152,7 @@ def held_by(run: Run, stage: str, iter: int) -> Held | None:
 
 
 def _of_snapshot(ref: SnapshotRef, files: Mapping[str, bytes]) -> Held:
-    digested = codec.digest if ref.environment.get("device") == "cpu" else codec.mixed
-    return Held(*stored_state(ref, files), digested, ref.environment)
+    return Held(*stored_state(ref, files), ref.environment)
 
 
 def name_tensors(first: First, runs: tuple[Run, Run]) -> None:
@@ -168,19 +172,24 @@ class Search:
 
     def search(self) -> None:
         """Complete the first difference."""
-        first, first.searched = self.first, True
+        first = self.first
+        first.searched = True
         if not first.start:
             self._compare_images()
         target = first.proven or first.iter
         recorded = [self._recorded(run, target) for run in self.runs]
         one = self._again(0, target)
-        # The same recipe in the same workers and threads is trained once.
-        alike = {cause.kind for cause in first.causes if "stagerun " not in cause.text} <= {"library", "processor"}
-        other = one if alike else self._again(1, target)
+        other = one if self._alike else self._again(1, target)
         if one.held.digest != other.held.digest:
             self._narrow(one, other, target)
         else:
             self._judge(one.held, recorded, target)
+
+    @property
+    def _alike(self) -> bool:
+        """Return whether both runs, trained again here, must come to the same: they differ in the machine alone, if at all."""
+        other_code = [cause for cause in self.first.causes if not cause.text.startswith("stagerun ")]
+        return {cause.kind for cause in other_code} <= {"library", "processor"}
 
     def _recorded(self, run: Run, iter: int) -> str:
         """Return the digest of a run's state, by its log or its snapshot; '' if unknown."""
@@ -247,7 +256,7 @@ class Search:
         files = store.read(DISK, run.out, parent) if parent is not None else None
         state = restored(StageRun(context, fresh, files=files))
         counted = counters(state.iter, state.plateau, NOTHING_YET, state.skips, state.skips_in_all, state.rollbacks)
-        held = Held(live(state), counted, codec.digest, run.environment(stage, state.iter))
+        held = Held(live(state), counted, run.environment(stage, state.iter))
         return Again(held, {state.iter: held.digest})
 
     def _narrow(self, one: Again, other: Again, target: int) -> None:
@@ -264,32 +273,31 @@ class Search:
         first.notes.append("both were trained again here, and differ there, too")
 
     def _judge(self, here: Held, recorded: Sequence[str], target: int) -> None:
-        """What both runs are made from is the same here: say with which of them it agrees, and what differs in the other."""
+        """Both runs come to the same state here: say with which of them it agrees, and what differs in the other."""
         first, agrees = self.first, [digest == here.digest for digest in recorded]
         if agrees[0] == agrees[1]:
-            why = differences(dict(self.runs[0].environment(first.stage, target)), dict(here.environment), True)
-            text = f": {'; '.join(why)}" if why else ""
-            first.notes.append(f"training again here agrees with neither run{text}")
+            why = differences(self.runs[0].environment(first.stage, target), dict(here.environment), True)
+            first.notes.append("; ".join(["training again here agrees with neither run", *why]))
             return
-        good, bad = ("A", "B") if agrees[0] else ("B", "A")
-        if first.causes:
-            first.notes.append(f"training again here agrees with {good}")
-        else:
-            text = f"an upset bit in {bad}: training again here agrees with {good}, and no recorded fact differs"
-            first.causes.append(Cause("bit", text))
-        run = self.runs[bad == "B"]
-        held = held_by(run, first.stage, target)
-        first.of = len(here.tensors)
+        bad = int(agrees[0])
+        text = f"training again here agrees with {'AB'[1 - bad]}"
+        held, searched = held_by(self.runs[bad], first.stage, target), 0
         if held is not None:
-            first.tensors = changes(here.tensors, held.tensors)
-        elif wanted := recorded[bad == "B"]:
-            changed, searched = upset_bit(here, wanted)
-            first.tensors = [changed] if changed is not None else None
-            if changed is None:
-                text = (
-                    f"no single bit of {count(searched, 'tensor')} explains the state of {bad}, which no snapshot holds"
+            first.tensors, first.of = changes(here.tensors, held.tensors), len(here.tensors)
+        elif self._alike and recorded[bad]:
+            changed, searched = upset_bit(here, recorded[bad])
+            first.tensors, first.of = [changed] if changed is not None else None, len(here.tensors)
+        if first.causes:
+            first.notes.append(text)
+        elif first.tensors is not None and all(one.bits for one in first.tensors):
+            first.causes.append(Cause("bit", f"an upset bit in {'AB'[bad]}: {text}, and no recorded fact differs"))
+        else:
+            what = f"an upset in the iteration of {'AB'[bad]}, or a fact that no run records"
+            first.causes.append(Cause("bit", f"{what}: {text}"))
+            if searched:
+                first.notes.append(
+                    f"no single bit of {count(searched, 'tensor')} explains the state, which no snapshot holds"
                 )
-                first.notes.append(text)
 
 
 def changed_image(plans: Sequence[Plan], stage: str, begin: int, end: int) -> tuple[int, str] | None:

