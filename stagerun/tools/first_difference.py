@@ -27,12 +27,14 @@ _KINDS = {
     **dict.fromkeys(("workers", "reducer"), "workers"),
     "stagerun": "code",
     "threads": "threads",
+    TRAINING_SET: "data",
 }
 # Prefixes of fields that act through an update's learning rate, which the log has.
 _POLICY = tuple("base_lr lr_ power gamma step warmup_ decay_from policy_start end_lr knot plateau".split())
 _AT_START = ["weights", "schedule", "code", "library"]  # causes of another state at a stage's start
 _DATA = {MEAN_DIGEST, LABELS}
 MOST_NAMED = 4
+_FARTHEST = 1 << 50  # a position that no run reaches
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,6 @@ class First:
     causes: list[Cause] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     searched: bool = False
-
-    @property
-    def exact(self) -> bool:
-        return self.start or self.same == self.iter - 1
 
 
 class Run:
@@ -104,8 +102,7 @@ class Run:
         refs = self.of(stage) or self.refs
         order = lambda ref: (ref.attempt != attempt, ref.iter < iter, abs(ref.iter - iter))  # noqa: E731
         found = dict(min(refs, key=order).environment) if refs else {}
-        if lives:
-            life = lives[-1]
+        for life in lives[-1:]:
             found |= {"workers": str(life.workers), "threads": str(life.threads), "stagerun": life.version}
         return found
 
@@ -119,7 +116,8 @@ class Run:
             state = store.read_file(DISK, snapshots_folder(self.out) / ref.name, STATE, MOST_STATE)[1]
             batch = ref.whole("solver.batch_size", 1)
             begins = progress_of({STATE: state}).position - ref.iter * batch
-            return begins + after * batch, begins + until * batch - 1
+            if abs(begins) < _FARTHEST:
+                return begins + after * batch, begins + until * batch - 1
         return None
 
 
@@ -153,8 +151,7 @@ def causes(first: First, a: Run, b: Run) -> list[Cause]:
     """Return what the records of two runs explain the difference by, the likeliest first."""
     found = list[Cause]()
     identities = a.identity(first.stage), b.identity(first.stage)
-    known = all(identities)
-    for key in dict.fromkeys((*identities[0], *identities[1])) if known else ():
+    for key in dict.fromkeys((*identities[0], *identities[1])) if all(identities) else ():
         before, now = (identity.get(key, "none") for identity in identities)
         name = key.removeprefix("solver.")
         by_rate = name in ("max_iter", "momentum", "weight_decay") or name.startswith(_POLICY)
@@ -173,16 +170,14 @@ def causes(first: First, a: Run, b: Run) -> list[Cause]:
             continue
         if key == "reducer" and len({environment.get("workers") for environment in environments}) == 2:
             continue  # it follows from the number of workers
-        if key == TRAINING_SET:
-            if same_set(before, now) is False:
-                found.append(Cause("data", f"{key} {before} -> {now}"))
+        if key == TRAINING_SET and same_set(before, now) is not False:
             continue
+        text = f"{key} {before} -> {now}"
         if key == "processor flags":
             from stagerun.engine.device import flags_apart
 
-            found.append(Cause("processor", f"{key}: {flags_apart(before, now)}"))
-            continue
-        found.append(Cause(_KINDS.get(key, "processor"), f"{key} {before} -> {now}"))
+            text = f"{key}: {flags_apart(before, now)}"
+        found.append(Cause(_KINDS.get(key, "processor"), text))
     order = ["weights", "data", "schedule", "code", "library", "processor", "workers", "threads"]
     if first.start:
         order = _AT_START
@@ -200,14 +195,13 @@ def _other_rates(first: First, a: Run, b: Run) -> bool:
 
 def render(first: First) -> list[str]:
     """Return the lines that people read."""
-    where = f"at iteration {first.iter}"
+    where = f"at iteration {first.iter}, equal up to {first.same}"
     if first.start:
         where = "in the state that it starts with"
-    elif not first.exact:
+    elif first.same is None:
         where = f"between its start and iteration {first.iter}"
-        where = where if first.same is None else f"between iterations {first.same + 1} and {first.iter}"
-    elif first.same is not None:
-        where += f", equal up to {first.same}"
+    elif first.same + 1 < first.iter:
+        where = f"between iterations {first.same + 1} and {first.iter}"
     rows = [("cause" if n == 0 else "also", f"{one.kind}: {one.text}") for n, one in enumerate(first.causes)]
     if not rows:
         hint = "" if first.searched else "; --first compares the images, and looks for an upset bit"

@@ -3,7 +3,7 @@ upset."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from xxhash import xxh3_64_intdigest
 
 from stagerun import store
 from stagerun.base.errors import StagerunError, StorageError
-from stagerun.base.snapshots import TRAINING_SET, SnapshotRef
+from stagerun.base.snapshots import TRAINING_SET
 from stagerun.base.text import count
 from stagerun.comm import SoloComm
 from stagerun.command.ending import say
@@ -39,11 +39,12 @@ SEARCH_S = 30.0  # for a bit that explains a digest
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The state at an iteration: its tensors, and the digest of its counters."""
+    """The state at an iteration: its tensors, and the digest of its counters. `proofs`: of the training that led to it, if that was here."""
 
     tensors: codec.Tensors
     counted: codec.Digests
     environment: Mapping[str, str]
+    proofs: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def digested(self) -> Callable[[Tensor], int]:
@@ -54,14 +55,6 @@ class Held:
     def digest(self) -> str:
         digests = {name: self.digested(tensor) for name, tensor in self.tensors.items()}
         return f"{codec.combined({**digests, **self.counted}):016x}"
-
-
-@dataclass(frozen=True, slots=True)
-class Again:
-    """A stretch that was trained again: the state that it came to, and the digest of each state in it."""
-
-    held: Held
-    proofs: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +71,7 @@ class Changed:
         slot, _, name = self.name.rpartition("/")
         what = {"": "", "ema": "the average of "}.get(slot, "the momentum of ")
         layer = name.rpartition(".")[0] or name
-        bits = "; ".join(
-            f"value {at}, {'bits' if len(b) > 1 else 'bit'} {', '.join(map(str, b))}" for at, b in self.bits
-        )
+        bits = "; ".join(f"value {at}, bit {', '.join(map(str, numbers))}" for at, numbers in self.bits)
         return f"{what}`{name}` (layer {layer}): {self.values} of {self.of} values{': ' * bool(bits)}{bits}"
 
 
@@ -92,7 +83,7 @@ def changes(before: codec.Tensors, now: codec.Tensors) -> list[Changed]:
     found = []
     for name in sorted(before.keys() | now.keys(), key=lambda name: ("/" in name, name)):
         if name not in before or name not in now or before[name].shape != now[name].shape:
-            size = (before.get(name, now.get(name, torch.empty(0)))).numel()
+            size = (before if name in before else now)[name].numel()
             found.append(Changed(name, size, size))
             continue
         one, other = (_bytes(tensors[name]) for tensors in (before, now))
@@ -115,17 +106,17 @@ def _bits(one: np.ndarray) -> tuple[int, ...]:
     return tuple(int(bit) for bit in np.flatnonzero(np.unpackbits(one, bitorder="little")))
 
 
-def upset_bit(held: Held, wanted: str, seconds: float = SEARCH_S) -> tuple[Changed | None, int]:
+def upset_bit(held: Held, wanted: str) -> tuple[Changed | None, int]:
     """Return the bit whose flip gives a state the digest `wanted`, and how many tensors were searched, the smallest first."""
     digests = {name: held.digested(tensor) for name, tensor in held.tensors.items()} | held.counted
-    names, target, end = sorted(digests), int(wanted, 16), time.monotonic() + seconds
+    names, target, end = sorted(digests), int(wanted, 16), time.monotonic() + SEARCH_S
     on_cpu = held.digested is codec.digest
+    lines = {name: f"{name} {digests[name]:016x}\n" for name in names}
     for number, name in enumerate(sorted(held.tensors, key=lambda name: held.tensors[name].nbytes)):
         tensor = held.tensors[name].detach().clone().cpu().contiguous()
         values = _bytes(tensor)
-        flat = values.reshape(-1)
+        flat = values.reshape(-1)  # a view, as `values` is
         # As in `codec.combined`, with the text before and after this tensor's digest made once.
-        lines = {other: f"{other} {digests[other]:016x}\n" for other in names}
         at = names.index(name)
         before = "".join(lines[other] for other in names[:at]) + f"{name} "
         after = "\n" + "".join(lines[other] for other in names[at + 1 :])
@@ -146,13 +137,9 @@ def held_by(run: Run, stage: str, iter: int) -> Held | None:
     """Return the state in a run's snapshot; None without one that can be read."""
     ref = run.at(stage, iter)
     try:
-        return _of_snapshot(ref, store.read(DISK, run.out, ref)) if ref is not None else None
+        return Held(*stored_state(ref, store.read(DISK, run.out, ref)), ref.environment) if ref is not None else None
     except (store.Damaged, ValueError, KeyError):
         return None
-
-
-def _of_snapshot(ref: SnapshotRef, files: Mapping[str, bytes]) -> Held:
-    return Held(*stored_state(ref, files), ref.environment)
 
 
 def name_tensors(first: First, runs: tuple[Run, Run]) -> None:
@@ -174,16 +161,22 @@ class Search:
         """Complete the first difference."""
         first = self.first
         first.searched = True
+        target = first.iter if first.proven is None else first.proven
+        if target > (most := self.plans[0].schedule.stage(first.stage).solver.max_iter):
+            raise StorageError(f"the log has iteration {target} of `{first.stage}`, which ends at {most}")
         if not first.start:
             self._compare_images()
-        target = first.proven or first.iter
         recorded = [self._recorded(run, target) for run in self.runs]
         one = self._again(0, target)
         other = one if self._alike else self._again(1, target)
-        if one.held.digest != other.held.digest:
-            self._narrow(one, other, target)
+        if one.digest == other.digest:
+            self._judge(one, recorded, target)
+            return
+        pairs = zip("AB", recorded, (one, other), strict=True)
+        if unlike := [name for name, digest, again in pairs if digest not in ("", again.digest)]:
+            first.notes.append(f"training again here does not repeat {' and '.join(unlike)}")
         else:
-            self._judge(one.held, recorded, target)
+            self._narrow(one, other, target)
 
     @property
     def _alike(self) -> bool:
@@ -193,20 +186,22 @@ class Search:
 
     def _recorded(self, run: Run, iter: int) -> str:
         """Return the digest of a run's state, by its log or its snapshot; '' if unknown."""
+        if proof := run.proofs(self.first.stage).get(iter):
+            return proof
         held = held_by(run, self.first.stage, iter)
-        return run.proofs(self.first.stage).get(iter) or (held.digest if held is not None else "")
+        return held.digest if held is not None else ""
 
     # The images
 
     def _compare_images(self) -> None:
         first, stage = self.first, self.first.stage
         after = first.same if first.same is not None else self.runs[0].begins.get(stage, 0)
-        spans = [run.positions(stage, after, first.iter) for run in self.runs]
+        span, other = (run.positions(stage, after, first.iter) for run in self.runs)
         paths = {plan.schedule.lmdb(plan.schedule.stage(stage).data.train) for plan in self.plans}
-        if None in spans or spans[0] != spans[1] or len(paths) == 1:
+        if span is None or span != other or len(paths) == 1:
             return
         try:
-            changed = changed_image(self.plans, stage, *spans[0])  # type: ignore[misc]
+            changed = changed_image(self.plans, stage, *span)
         except StagerunError as error:
             first.notes.append(f"the images can't be compared: {error.message}")
             return
@@ -215,12 +210,12 @@ class Search:
         if changed is not None:
             position, text = changed
             batch = self.plans[0].schedule.stage(stage).solver.batch_size
-            first.iter = min(first.iter, after + 1 + (position - spans[0][0]) // batch)  # type: ignore[index]
+            first.iter = min(first.iter, after + 1 + (position - span[0]) // batch)
             first.causes.insert(0, Cause("data", text))
 
     # Training again
 
-    def _again(self, n: int, until: int) -> Again:
+    def _again(self, n: int, until: int) -> Held:
         """Train the stage of a run again up to an iteration, from its newest snapshot at which both runs are equal, or from its start."""
         first, run, plan = self.first, self.runs[n], self.plans[n]
         if first.start:
@@ -240,10 +235,10 @@ class Search:
             ref = next((ref for ref in store.inventory(DISK, out).of(first.stage) if ref.iter == until), None)
             if ref is None or first.stage not in courses:
                 raise StorageError(f"`{first.stage}` trained again never came to iteration {until}")
-            held = _of_snapshot(ref, store.read(DISK, out, ref))
-        return Again(held, {iter: proof.state for iter, proof in courses[first.stage].proofs.items()})
+            proofs = {iter: proof.state for iter, proof in courses[first.stage].proofs.items()}
+            return Held(*stored_state(ref, store.read(DISK, out, ref)), ref.environment, proofs)
 
-    def _start(self, n: int) -> Again:
+    def _start(self, n: int) -> Held:
         """Return the state that a stage starts with."""
         stage, run, plan = self.first.stage, self.runs[n], self.plans[n]
         planned = next(one for one in plan.stages if one.name == stage)
@@ -256,11 +251,10 @@ class Search:
         files = store.read(DISK, run.out, parent) if parent is not None else None
         state = restored(StageRun(context, fresh, files=files))
         counted = counters(state.iter, state.plateau, NOTHING_YET, state.skips, state.skips_in_all, state.rollbacks)
-        held = Held(live(state), counted, run.environment(stage, state.iter))
-        return Again(held, {state.iter: held.digest})
+        return Held(live(state), counted, run.environment(stage, state.iter))
 
-    def _narrow(self, one: Again, other: Again, target: int) -> None:
-        """Both runs, trained again here, differ: find the first iteration, and its tensors."""
+    def _narrow(self, one: Held, other: Held, target: int) -> None:
+        """Both runs, trained again here, differ as they did: find the first iteration, and its tensors."""
         first = self.first
         both = sorted(one.proofs.keys() & other.proofs.keys())
         at = next((iter for iter in both if one.proofs[iter] != other.proofs[iter]), target)
@@ -269,8 +263,8 @@ class Search:
         if not first.start:
             first.same, first.iter = at - 1, at
             first.positions = self.runs[0].positions(first.stage, at - 1, at)
-        first.tensors, first.of = changes(one.held.tensors, other.held.tensors), len(one.held.tensors)
-        first.notes.append("both were trained again here, and differ there, too")
+        first.tensors, first.of = changes(one.tensors, other.tensors), len(one.tensors)
+        first.notes.append("both were trained again here, and differ as before")
 
     def _judge(self, here: Held, recorded: Sequence[str], target: int) -> None:
         """Both runs come to the same state here: say with which of them it agrees, and what differs in the other."""
@@ -295,9 +289,7 @@ class Search:
             what = f"an upset in the iteration of {'AB'[bad]}, or a fact that no run records"
             first.causes.append(Cause("bit", f"{what}: {text}"))
             if searched:
-                first.notes.append(
-                    f"no single bit of {count(searched, 'tensor')} explains the state, which no snapshot holds"
-                )
+                first.notes.append(f"no single bit of {count(searched, 'tensor')} explains that state")
 
 
 def changed_image(plans: Sequence[Plan], stage: str, begin: int, end: int) -> tuple[int, str] | None:

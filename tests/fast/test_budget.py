@@ -22,9 +22,9 @@ from stagerun.language.layers import is_twin
 
 ROOT = Path(__file__).parents[2]
 
-LINES = {"package": 54_942, "tests": 40_722}
+LINES = {"package": 55_473, "tests": 41_110}
 CASES = 9_787  # lines in tests/cases
-TOKENS = 414_873
+TOKENS = 420_184
 FILES = 282
 SCRIPTS = 14
 COMMANDS_AND_SUBCOMMANDS = 21, 6
