@@ -1,23 +1,26 @@
-"""`stagerun diff`: what differs between two schedules, or between a schedule and what a run was made from."""
+"""`stagerun diff`: what differs between two schedules, or between a schedule and what a run was made from; and where two runs part."""
 
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from stagerun import store
-from stagerun.base.errors import UsageError
+from stagerun.base.errors import StagerunError, UsageError
 from stagerun.base.recipe import CODE, Schedule, Stage
+from stagerun.base.text import count
 from stagerun.command.ending import show
-from stagerun.command.options import argument, command
-from stagerun.command.shared import Json
+from stagerun.command.options import argument, command, flag
+from stagerun.command.shared import Json, TrustCode
 from stagerun.language import load
 from stagerun.language.build import is_tested
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.values import NONE, identity, leaves, text
 from stagerun.store.layout import MANIFEST, snapshots_folder
+from stagerun.system import signals
+from stagerun.tools.first_difference import First, Run, first_difference, render
 from stagerun.tools.library import Snapshot
 from stagerun.tools.why import plain_values, settings_of
 
@@ -49,6 +52,8 @@ class Change(NamedTuple):
 def diff(
     a: str = argument("A"),
     b: str = argument("B"),
+    first: bool = flag("--first", "Of two runs: train short stretches again to name the first difference's tensors."),
+    trust_code: TrustCode = False,
     as_json: Json = False,
 ) -> None:
     """Shows what differs between two schedules: by stage and field, with places.
@@ -56,8 +61,15 @@ def diff(
     A and B are each a schedule's folder, the output folder of a run (what its stages were trained from), or a snapshot's.
     Differences that change no training (paths, intervals) are listed apart. The exit code is 0 in any case; --json has
     `same`.
+
+    Of two runs it also shows the first difference: the stage and iteration, by proofs (`audit_param { proof_iter }`), snapshots and logs;
+    the tensors, the positions of the images, and the cause among what the runs record. --first compares the images, too, and trains
+    again from the newest snapshot at which both are equal: so it names tensors that no snapshot holds, and an upset bit of the memory.
     """
-    (first, one), (second, other) = schedule_in(a), schedule_in(b)
+    (kind, one), (other_kind, other) = schedule_in(a), schedule_in(b)
+    both_runs = kind == other_kind == "a run"
+    if first and not both_runs:
+        raise UsageError("--first: A and B are not two runs", "give the output folders of two runs")
     before, now = facts_of(one), facts_of(other)
     stages, others = ([stage.name for stage in schedule.stages] for schedule in (one, other))
     names = [f"stage {name}: only in A" for name in stages if name not in others]
@@ -67,6 +79,9 @@ def diff(
     changes = [change for change in pairs if change.stage not in alone and change.a.text != change.b.text]
     trained = [change for change in changes if change.trains]
     same = not names and not trained
+    found, compared = None, 0
+    if both_runs:
+        found, compared = _first((Run(Path(a)), Run(Path(b))), stages, first, trust_code, as_json)
     if as_json:
         fields = [
             {
@@ -78,14 +93,44 @@ def diff(
             }
             for change in changes
         ]
-        show(json.dumps({"a": first, "b": second, "same": same, "names": names, "fields": fields}, indent=2))
+        facts = {"a": kind, "b": other_kind, "same": same, "names": names, "fields": fields}
+        if both_runs:
+            facts |= {"compared": compared, "first": asdict(found) if found is not None else None}
+        show(json.dumps(facts, indent=2))
     else:
-        blocks = [f"A  {a} ({first})\nB  {b} ({second})", "\n".join(names), *_blocks(trained, len(stages))]
+        blocks = [f"A  {a} ({kind})\nB  {b} ({other_kind})", "\n".join(names), *_blocks(trained, len(stages))]
         if untrained := [change for change in changes if not change.trains]:
             blocks += ["what changes no training:", *_blocks(untrained, len(stages))]
+        blocks.append("" if found is not None or not both_runs else _compared(compared))
         verdict = f"they train {'the same thing' if same else 'different things'}"
-        blocks.append(verdict if names or changes else f"{verdict}: nothing differs")
+        blocks.append(verdict if names or changes or found is not None else f"{verdict}: nothing differs")
+        blocks.append("" if found is None else "\n".join(render(found)))
         show("\n\n".join(filter(None, blocks)))
+
+
+def _first(
+    runs: tuple[Run, Run], stages: Sequence[str], again: bool, trust_code: bool, quiet: bool
+) -> tuple[First | None, int]:
+    """Return the first difference of two runs, and how many of their states were compared. `again`: train stretches again."""
+    found, compared = first_difference(*runs, stages)
+    if found is not None and (again or all(run.at(found.stage, found.iter) for run in runs)):
+        with signals.held():
+            from stagerun.tools.states import Search, name_tensors  # and with it torch
+
+        name_tensors(found, runs)
+        if again:
+            search = Search(found, runs, trust_code, quiet)
+            try:
+                search.search()
+            except StagerunError as error:
+                found.notes.append(f"it can't be trained again here: {error.message}")
+    return found, compared
+
+
+def _compared(states: int) -> str:
+    if states:
+        return f"the runs are equal: {count(states, 'state')} compared"
+    return "no state to compare: the runs have no proof and no snapshot of the same iteration"
 
 
 def schedule_in(folder: str) -> tuple[str, Schedule]:

@@ -6,6 +6,7 @@ import random
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from stagerun.base.recipe import BEST, Determinism, Schedule
 from stagerun.base.text import count, listed
 from stagerun.command.ending import say
 from stagerun.logs.log_file import LOG, Log
-from stagerun.plan import PlannedStage, State, changed_fields, counting
+from stagerun.plan import Plan, PlannedStage, State, changed_fields, counting
 from stagerun.store.read import borrow
 from stagerun.system import signals
 from stagerun.tools.output import DISK, find_target, plan_of, stored_schedule
@@ -54,8 +55,8 @@ class Course:
         return [life for (iter, life), end in zip(self.lives, ends, strict=False) if end > begins and iter < until]
 
 
-def courses_of(events: Iterable[Event]) -> tuple[dict[str, Course], list[str]]:
-    """Return the course of each stage with proofs, by its present name, and contradictions in words."""
+def courses_of(events: Iterable[Event], unproven: bool = False) -> tuple[dict[str, Course], list[str]]:
+    """Return the course of each stage with proofs, by its present name, and contradictions in words. `unproven`: also of the others."""
     courses: defaultdict[str, Course] = defaultdict(Course)
     wrong: list[str] = []
     life: RunStarted | None = None
@@ -81,7 +82,7 @@ def courses_of(events: Iterable[Event]) -> tuple[dict[str, Course], list[str]]:
                 returning.add(event.stage)
             case Proof():
                 courses[event.stage].proofs[event.iter] = event
-    proven = {stage: course for stage, course in courses.items() if course.proofs}
+    proven = {stage: course for stage, course in courses.items() if course.proofs or unproven}
     for stage, course in proven.items():
         course.proofs = dict(sorted(course.proofs.items()))
         if not course.lives:
@@ -177,19 +178,38 @@ def stretches(
     return list(longest.values()), unreached
 
 
-def events_of(out: Path) -> Iterator[Event]:
-    """Yield the events of a run's log that matter here, without damaged lines."""
+def events_of(out: Path, *more: str) -> Iterator[Event]:
+    """Yield the events of a run's log that matter here, and `more` by their names, without damaged lines."""
     log = out / LOG
     if not log.exists():
         raise UsageError(f"{log.parent} has no log of a run", "--out names the folder that `run` wrote")
     try:
-        wanted = {"Proof", "StageStarted", "RunStarted", "NotFinite", "Renamed"}.__contains__
+        wanted = {"Proof", "StageStarted", "RunStarted", "NotFinite", "Renamed", *more}.__contains__
         yield from (event for _, event in Log(log, wanted=wanted))
     except OSError as error:
         raise StorageError(f"{log}: can't be read: {error.strerror}") from None
 
 
 # -- a run
+
+
+@contextmanager
+def trained_again(options: VerifyOptions, plan: Plan, source: Path, one: Stretch) -> Iterator[Path]:
+    """Train a stretch of the run in `source` again, with a proof at each iteration, and yield the folder that this wrote. ChildFailed."""
+    planned = next(planned for planned in plan.stages if planned.name == one.stage)
+    needed = [*([one.base] if one.base is not None else []), *counting.lineage(plan, planned)]
+    with tempfile.TemporaryDirectory(prefix="stagerun-verify-") as name:
+        out, printed = Path(name) / "out", Path(name) / "output"
+        borrow(source, out, list(dict.fromkeys(ref.name for ref in needed)))
+        child = VerifyOptions(
+            options.folder, options.overrides, str(out), trust_code=options.trust_code,
+            nproc=one.workers, threads=one.threads, stretch=f"{one.stage}@{one.until}",
+        )  # fmt: skip
+        with Child(child.words, printed) as process:
+            code = process.process.wait()
+        if code not in (ExitCode.DONE, ExitCode.SAVED):
+            raise ChildFailed(f"training `{one.stage}` again up to {one.until}", code, printed)
+        yield out
 
 
 @dataclass(slots=True)
@@ -311,19 +331,7 @@ class _Check:
         return snapshots
 
     def _train_again(self, one: Stretch, snapshots: Sequence[Saved]) -> None:
-        planned = next(planned for planned in self.plan.stages if planned.name == one.stage)
-        needed = [*([one.base] if one.base is not None else []), *counting.lineage(self.plan, planned)]
-        with tempfile.TemporaryDirectory(prefix="stagerun-verify-") as name:
-            out, printed = Path(name) / "out", Path(name) / "output"
-            borrow(self.out, out, list(dict.fromkeys(ref.name for ref in needed)))
-            child = VerifyOptions(
-                self.options.folder, self.options.overrides, str(out), trust_code=self.options.trust_code,
-                nproc=one.workers, threads=one.threads, stretch=f"{one.stage}@{one.until}",
-            )  # fmt: skip
-            with Child(child.words, printed) as process:
-                code = process.process.wait()
-            if code not in (ExitCode.DONE, ExitCode.SAVED):
-                raise ChildFailed(f"training `{one.stage}` again up to {one.until}", code, printed)
+        with trained_again(self.options, self.plan, self.out, one) as out:
             self.findings.iterations += one.until - one.begins
             proofs = self.courses[one.stage].proofs
             again = courses_of(events_of(out))[0].get(one.stage, Course()).proofs

@@ -74,10 +74,11 @@ def lives(
     ask: Callable[[Event], None] = lambda event: None,
     replay: Path | None = None,
     comm: Comm | None = None,
+    threads: int = 1,
 ) -> list[Event]:
     """The events on rank 0 of one process life, in this process; each rank must tell of the same iterations. It stops after so many
     iterations, failed ones too, or is left there as a kill leaves it, but for a snapshot under way, which is finished."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     schedule = load(str(folder), options)
 
     def work(comm: Any) -> list[Event]:

@@ -17,7 +17,7 @@ from stagerun.data.loaders import order_of
 from stagerun.engine import codec
 from stagerun.engine.evaluate import Score
 from stagerun.engine.loop import StageLoop, due, saves
-from stagerun.engine.state import TrainState, counters, digests_on_device
+from stagerun.engine.state import TrainState, counters, digests_on_device, together
 from stagerun.plan import State
 from stagerun.schedule.improvement import FRESH, NOTHING_YET, follow_tests
 from stagerun.system.pulse import Section
@@ -194,11 +194,17 @@ class Proofs:
 def proven(ref: SnapshotRef, files: Mapping[str, bytes]) -> tuple[str, str, int]:
     """Return a snapshot's proof: the digest of its state, the chain up to it, and how often its stage had rolled back. KeyError, ValueError
     for files that no run writes."""
-    progress = progress_of(files)
+    progress, (tensors, digests) = progress_of(files), stored_state(ref, files)
     digest = codec.digest if ref.environment.get("device") == "cpu" else codec.mixed
-    digests = {name: digest(t) for file in (WEIGHTS, MOMENTUM) for name, t in codec.decode(files[file]).items()}
-    if AVERAGE in files:
-        digests |= {f"ema/{name}": digest(t) for name, t in codec.decode(files[AVERAGE]).items()}
-    plateau = progress.plateau or FRESH
-    digests |= counters(ref.iter, plateau, NOTHING_YET, progress.skips, progress.skips_in_all, progress.rollbacks)
+    digests |= {name: digest(tensor) for name, tensor in tensors.items()}
     return f"{codec.combined(digests):016x}", progress.proof, progress.rollbacks
+
+
+def stored_state(ref: SnapshotRef, files: Mapping[str, bytes]) -> tuple[codec.Tensors, codec.Digests]:
+    """Return the tensors of a snapshot's state by unique names, and the digest of its counters. Raises as `proven` does."""
+    progress = progress_of(files)
+    weights, momentum = (codec.decode(files[file]) for file in (WEIGHTS, MOMENTUM))
+    average = codec.decode(files[AVERAGE]) if AVERAGE in files else {}
+    plateau = progress.plateau or FRESH
+    counted = counters(ref.iter, plateau, NOTHING_YET, progress.skips, progress.skips_in_all, progress.rollbacks)
+    return together(weights, momentum, average), counted
