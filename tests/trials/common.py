@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -64,3 +65,10 @@ def save_final(state, **more):
     if int(os.environ.get("RANK", 0)) == 0 and int(os.environ.get("LOCAL_RANK", 0)) == 0:
         np.savez(Path(CFG.out).with_suffix(".npz"), **{k: np.asarray(v) for k, v in state.items()})
         Path(CFG.out).with_suffix(".json").write_text(json.dumps(more))
+
+
+def start_processes(script, *arguments):
+    """Become torchrun where the trial wants several processes and this is none of them."""
+    if CFG.processes > 1 and "RANK" not in os.environ:
+        torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", str(CFG.processes), "--master_port", os.environ["MASTER_PORT"]]
+        os.execv(sys.executable, [sys.executable, *torchrun, script, *arguments])

@@ -1,11 +1,14 @@
 """PyTorch Lightning, as its documentation says: `fit(ckpt_path="last")` and ModelCheckpoint; EMAWeightAveraging; EarlyStopping."""
 
+import os
+
 import common
 import lightning as L
 import torch
 import torch.nn.functional as F
 from common import CFG
 from lightning.pytorch import callbacks as c
+from torch.utils.data import DistributedSampler
 
 
 class Module(L.LightningModule):
@@ -38,7 +41,10 @@ def loader(part):
     kind = torch.utils.data.DataLoader
     if train and CFG.stateful:
         from torchdata.stateful_dataloader import StatefulDataLoader as kind
-    return kind(common.Images(part), CFG.batch // CFG.processes, shuffle=train and CFG.shuffle)
+    images, sampler = common.Images(part), None
+    if train and CFG.processes > 1:  # the sampler that Lightning adds shuffles
+        sampler = DistributedSampler(images, CFG.processes, int(os.environ.get("LOCAL_RANK", 0)), CFG.shuffle)
+    return kind(images, CFG.batch // CFG.processes, shuffle=train and CFG.shuffle and not sampler, sampler=sampler)
 
 
 def main():

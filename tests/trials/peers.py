@@ -20,6 +20,17 @@ def peers(environments: Path) -> list[Peer]:
             lacks={"best": "keeps the newest snapshots and the ends of stages"},
         ),
         Peer("Lightning", python("lightning"), "on_lightning.py", settings={}),
+        Peer("Accelerate", python("accelerate"), "on_accelerate.py", lacks={"nan": "leaves the loop to its user"}),
+        Peer(
+            "Keras",
+            python("keras"),
+            "on_keras.py",
+            lacks={
+                "processes": "`fit` on torch runs in one process",
+                "uneven": "`fit` on torch runs in one process",
+            },
+        ),
+        Peer("timm", python("timm"), "on_timm.py", lacks={"patience": "no early stopping"}),
     ]
 
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,10 @@ class Trial:
 
     only: Life
 
+    @property
+    def updates(self) -> int:
+        return int(self.settings["epochs"] * self.settings["images"] // self.settings["batch"] // self.settings["accumulate"])
+
     def trace(self, life: int | None = None) -> list[dict[str, Any]]:
         path = self.folder / "trace"
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -103,7 +108,7 @@ class Trial:
         path = self.out.with_suffix(".npz")
         if not path.exists():
             self._read_final()
-        return {k: v for k, v in np.load(path).items()} if path.exists() else {}
+        return dict(np.load(path)) if path.exists() else {}
 
     def facts(self) -> dict[str, Any]:
         self.final()
@@ -161,10 +166,8 @@ class Running:
             code = self.process.wait(HANGS_S)
         except subprocess.TimeoutExpired:
             code = 124
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)  # what it left, so that nothing of it meets the next life
-        except ProcessLookupError:
-            pass
         trace = self.trial.trace(self.number)
         rates = [line["lr"] for line in trace if "lr" in line] or self._stagerun_rates()[len(self.before) :]
         text = self.log.read_text(errors="replace")
