@@ -40,8 +40,7 @@ class Images(torch.utils.data.Dataset):
         x = self.images[i]
         if self.augment:
             top, left, mirror = (int(torch.randint(n, ())) for n in (5, 5, 2))
-            x = torch.nn.functional.pad(x, (2, 2, 2, 2))[:, top : top + 28, left : left + 28]
-            x = x.flip(2) if mirror else x
+            x = torch.nn.functional.pad(x, (2, 2, 2, 2))[:, top : top + 28, left : left + 28].flip([2] * mirror)
         return x, int(self.labels[i])
 
 
@@ -70,5 +69,12 @@ def save_final(state, **more):
 def start_processes(script, *arguments):
     """Become torchrun where the trial wants several processes and this is none of them."""
     if CFG.processes > 1 and "RANK" not in os.environ:
-        torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", str(CFG.processes), "--master_port", os.environ["MASTER_PORT"]]
+        torchrun = [
+            "-m",
+            "torch.distributed.run",
+            "--nproc_per_node",
+            str(CFG.processes),
+            "--master_port",
+            os.environ["MASTER_PORT"],
+        ]
         os.execv(sys.executable, [sys.executable, *torchrun, script, *arguments])

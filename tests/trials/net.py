@@ -7,29 +7,26 @@ import signal
 import time
 import zlib
 
-import torch
 from torch import nn
 
 HOOKS = json.loads(os.environ.get("TRIAL_HOOKS", "{}"))
-KIND = signal.SIGKILL
 seen = 0  # images that this process has trained on
 
 
 def say(**fields):
     """Append a line to the trial's trace."""
     if "trace" in HOOKS:
-        line = json.dumps({"life": HOOKS["life"], "pid": os.getpid(), "at": time.time(), **fields}) + "\n"
         file = os.open(HOOKS["trace"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(file, line.encode())
+        os.write(file, (json.dumps({"life": HOOKS["life"], **fields}) + "\n").encode())
         os.close(file)
 
 
 def at_batch(images):
     """Trace a batch, or kill this process, limit the size of its files, or return NaN, as the trial's hooks say."""
     global seen
-    if seen >= HOOKS.get("kill_at", 1e9):
-        os.kill(os.getpid(), KIND)
-    if seen >= HOOKS.get("limit_at", 1e9):
+    if seen >= HOOKS.get("kill_at", 1e18):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if seen >= HOOKS.get("limit_at", 1e18):
         # A write past this size fails as on a full disk (EFBIG), or where the signal has its default action, it kills.
         if HOOKS["limit_kills"]:
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
@@ -40,22 +37,15 @@ def at_batch(images):
     return float("nan") if seen - len(images) == HOOKS.get("nan_at") else 1.0
 
 
-class Net(nn.Module):
-    def __init__(self, num_classes, channels, width, dropout, norm):
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, width, 3, 2, 1, bias=not norm)
-        self.bn1 = nn.BatchNorm2d(width) if norm else nn.Identity()
-        self.conv2 = nn.Conv2d(width, 2 * width, 3, 2, 1, bias=not norm)
-        self.bn2 = nn.BatchNorm2d(2 * width) if norm else nn.Identity()
-        self.dropout = nn.Dropout(dropout)
-        self.fc = nn.Linear(2 * width, num_classes)
-
+class Net(nn.Sequential):
     def forward(self, x):
         factor = at_batch(x) if self.training and len(x) > 2 else 1.0  # stagerun first tries a network on two images
-        x = torch.relu(self.bn1(self.conv1(x)))
-        x = torch.relu(self.bn2(self.conv2(x)))
-        return self.fc(self.dropout(x.mean((2, 3)))) * factor
+        return super().forward(x) * factor
 
 
 def build(num_classes=10, channels=1, width=8, dropout=0.0, norm=True):
-    return Net(num_classes, channels, width, dropout, norm)
+    layers = []
+    for inputs, outputs in ((channels, width), (width, 2 * width)):
+        layers += [nn.Conv2d(inputs, outputs, 3, 2, 1), nn.BatchNorm2d(outputs) if norm else nn.Identity(), nn.ReLU()]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(2 * width, num_classes)]
+    return Net(*layers, *head)

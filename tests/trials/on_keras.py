@@ -25,23 +25,15 @@ class Trace(layers.Layer):
 
 
 def build():
-    norm = (lambda: [layers.BatchNormalization(momentum=0.9)]) if CFG.norm else list
-    augment = [layers.RandomFlip("horizontal", seed=1), layers.RandomTranslation(0.07, 0.07, seed=2)]
+    augment = (
+        [layers.RandomFlip("horizontal", seed=1), layers.RandomTranslation(0.07, 0.07, seed=2)] if CFG.augment else []
+    )
+    parts = [layers.Input((28, 28, 1)), *augment, Trace()]
+    for width in (CFG.width, 2 * CFG.width):
+        norm = [layers.BatchNormalization(momentum=0.9)] if CFG.norm else []
+        parts += [layers.Conv2D(width, 3, 2, "same"), *norm, layers.ReLU()]
     return keras.Sequential(
-        [
-            layers.Input((28, 28, 1)),
-            *(augment if CFG.augment else []),
-            Trace(),
-            layers.Conv2D(CFG.width, 3, 2, "same", use_bias=not CFG.norm),
-            *norm(),
-            layers.ReLU(),
-            layers.Conv2D(2 * CFG.width, 3, 2, "same", use_bias=not CFG.norm),
-            *norm(),
-            layers.ReLU(),
-            layers.GlobalAveragePooling2D(),
-            layers.Dropout(CFG.dropout, seed=3),
-            layers.Dense(10),
-        ]
+        [*parts, layers.GlobalAveragePooling2D(), layers.Dropout(CFG.dropout, seed=3), layers.Dense(10)]
     )
 
 
@@ -63,26 +55,22 @@ def main():
     out = Path(CFG.out)
     out.mkdir(exist_ok=True)
     # Two states, of which the older is taken where the newer can't be read.
-    backup = c.BackupAndRestore(out / "backup", CFG.every or "epoch", double_checkpoint=CFG.keep > 1, delete_checkpoint=False)
-    hooks = [Rates(), backup]
-    if CFG.schedule == "plateau":
-        hooks.append(c.ReduceLROnPlateau("val_loss", patience=2))
-    if CFG.patience:
-        hooks.append(c.EarlyStopping("val_loss", patience=CFG.patience))
-    if CFG.check_nan:
-        hooks.insert(0, c.TerminateOnNaN(raise_error=True))
+    two = {"double_checkpoint": CFG.keep > 1, "delete_checkpoint": False}
+    hooks = [c.TerminateOnNaN(raise_error=True)] if CFG.check_nan else []
+    hooks += [Rates(), c.BackupAndRestore(out / "backup", CFG.every or "epoch", **two)]
+    hooks += [c.ReduceLROnPlateau("val_loss", patience=2)] if CFG.schedule == "plateau" else []
+    hooks += [c.EarlyStopping("val_loss", patience=CFG.patience)] if CFG.patience else []
     if CFG.best:
         log = out / "log.csv"
-        before = [float(row["val_loss"]) for row in csv.DictReader(log.open())] if log.exists() else []
-        known = min(before, default=None)
+        known = (
+            min((float(row["val_loss"]) for row in csv.DictReader(log.open())), default=None) if log.exists() else None
+        )
         hooks.append(c.ModelCheckpoint(out / "best-{epoch}.keras", save_best_only=True, initial_value_threshold=known))
         hooks.append(c.CSVLogger(log, append=True))
-    train, val = (common.arrays(part, CFG.images, CFG.wrong_labels) for part in ("train", "val"))
-    x, y = (train[0][..., None].astype("float32") - 73) / 90, train[1]
-    validation = ((val[0][..., None].astype("float32") - 73) / 90, val[1])
-    model.fit(
-        x, y, CFG.batch, CFG.epochs, 0, hooks, validation_data=validation, validation_batch_size=20, shuffle=CFG.shuffle
-    )  # fmt: skip
+    (x, y), (x_val, y_val) = (common.arrays(part, CFG.images, CFG.wrong_labels) for part in ("train", "val"))
+    x, x_val = ((images[..., None].astype("float32") - 73) / 90 for images in (x, x_val))
+    val = {"validation_data": (x_val, y_val), "validation_batch_size": 20}
+    model.fit(x, y, CFG.batch, CFG.epochs, 0, hooks, shuffle=CFG.shuffle, **val)
     best = max(out.glob("best-*"), key=lambda p: p.stat().st_mtime).stem if CFG.best else ""
     common.save_final({w.path: np.array(keras.ops.convert_to_numpy(w)) for w in model.weights}, best=best)
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from common import CFG
 from lightning.pytorch import callbacks as c
+from torch.optim import lr_scheduler as lrs
 from torch.utils.data import DistributedSampler
 
 
@@ -27,13 +28,13 @@ class Module(L.LightningModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), CFG.lr, momentum=0.9)
-        if CFG.schedule == "cosine":
-            policy = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, common.updates())
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": policy, "interval": "step"}}
-        if CFG.schedule == "plateau":
-            policy = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=2)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": policy, "monitor": "val_loss"}}
-        return optimizer
+        policies = {
+            "fixed": {},
+            "cosine": {"scheduler": lrs.CosineAnnealingLR(optimizer, common.updates()), "interval": "step"},
+            "plateau": {"scheduler": lrs.ReduceLROnPlateau(optimizer, patience=2), "monitor": "val_loss"},
+        }
+        policy = policies[CFG.schedule]
+        return {"optimizer": optimizer, **({"lr_scheduler": policy} if policy else {})}
 
 
 def loader(part):
@@ -52,36 +53,20 @@ def main():
     common.trace_updates()
     when = {"every_n_train_steps": CFG.every} if CFG.every else {}
     when |= {"save_on_train_epoch_end": True} if CFG.schedule == "plateau" else {}
-    hooks = [c.ModelCheckpoint(f"{CFG.out}/newest", save_last=True, monitor="step", mode="max", save_top_k=CFG.keep, **when)]
-    if CFG.best:
-        hooks.append(c.ModelCheckpoint(f"{CFG.out}/best", monitor="val_loss", filename="{epoch}"))
-    if CFG.patience:
-        hooks.append(c.EarlyStopping("val_loss", patience=CFG.patience))
-    if CFG.ema:
-        hooks.append(c.EMAWeightAveraging(decay=0.9))
-    trainer = L.Trainer(
-        accelerator="cpu",
-        devices=CFG.processes,
-        strategy="ddp" if CFG.processes > 1 else "auto",
-        max_epochs=CFG.epochs,
-        accumulate_grad_batches=CFG.accumulate,
-        gradient_clip_val=CFG.clip,
-        detect_anomaly=CFG.check_nan,
-        deterministic=True,
-        callbacks=hooks,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-    )
+    hooks = [
+        c.ModelCheckpoint(f"{CFG.out}/newest", save_last=True, monitor="step", mode="max", save_top_k=CFG.keep, **when)
+    ]
+    hooks += [c.ModelCheckpoint(f"{CFG.out}/best", monitor="val_loss", filename="{epoch}")] if CFG.best else []
+    hooks += [c.EarlyStopping("val_loss", patience=CFG.patience)] if CFG.patience else []
+    hooks += [c.EMAWeightAveraging(decay=0.9)] if CFG.ema else []
+    where = {"accelerator": "cpu", "devices": CFG.processes, "strategy": "ddp" if CFG.processes > 1 else "auto"}
+    steps = {"accumulate_grad_batches": CFG.accumulate, "gradient_clip_val": CFG.clip, "detect_anomaly": CFG.check_nan}
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
+    trainer = L.Trainer(max_epochs=CFG.epochs, deterministic=True, callbacks=hooks, **where, **steps, **quiet)
     module = Module()
     trainer.fit(module, loader("train"), loader("val"), ckpt_path="last")
-    best = hooks[1].best_model_path if CFG.best else ""
-    common.save_final(
-        module.net.state_dict(),
-        loss=float(trainer.callback_metrics["val_loss"]),
-        best=best.rpartition("=")[2].partition(".")[0],
-    )
+    best = hooks[1].best_model_path.rpartition("=")[2].partition(".")[0] if CFG.best else ""
+    common.save_final(module.net.state_dict(), loss=float(trainer.callback_metrics["val_loss"]), best=best)
 
 
 if __name__ == "__main__":

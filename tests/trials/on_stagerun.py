@@ -73,5 +73,16 @@ if __name__ == "__main__":
         folder = Path(CFG.out).with_suffix(".schedule")
         write(folder, Path(CFG.out).with_suffix(".data"))
         os.environ["PYTHONPATH"] = str(ROOT)
-        command = ["-m", "stagerun", "run", str(folder), "--out", CFG.out, "--nproc", str(CFG.processes), "--threads", "1"]
+        command = [
+            "-m",
+            "stagerun",
+            "run",
+            str(folder),
+            "--out",
+            CFG.out,
+            "--nproc",
+            str(CFG.processes),
+            "--threads",
+            "1",
+        ]
         os.execv(sys.executable, [sys.executable, *command])
