@@ -12,6 +12,7 @@ from xxhash import xxh3_64_intdigest
 
 from stagerun import store
 from stagerun.base.errors import StagerunError, StorageError
+from stagerun.base.recipe import Determinism
 from stagerun.base.snapshots import TRAINING_SET
 from stagerun.base.text import count
 from stagerun.comm import SoloComm
@@ -270,7 +271,9 @@ class Search:
         """Both runs come to the same state here: say with which of them it agrees, and what differs in the other."""
         first, agrees = self.first, [digest == here.digest for digest in recorded]
         if agrees[0] == agrees[1]:
-            why = differences(self.runs[0].environment(first.stage, target), dict(here.environment), True)
+            why = differences(
+                self.runs[0].environment(first.stage, target), dict(here.environment), Determinism.ELASTIC
+            )
             first.notes.append("; ".join(["training again here agrees with neither run", *why]))
             return
         bad = int(agrees[0])
