@@ -234,7 +234,10 @@ def _without_statistics(layer: Block) -> Block:
 
 def _without_unread_fillers(layer: Block, engine: str) -> Block:
     """Drop BatchNorm's fillers, which only MKL reads: Caffe's engine has no weights in a BatchNorm. `engine`: the net's."""
-    inner = View(layer).inside("batch_norm_param").text("engine") or ""
+    norm = View(layer).inside("batch_norm_param")
+    if not _FILLERS & norm.block.entries.keys():
+        return layer
+    inner = norm.text("engine") or ""
     if (inner if inner != "DEFAULT" else View(layer).text("engine") or engine) != "CAFFE":
         return layer
     return layer.changed("batch_norm_param", lambda norm: _without(norm, _FILLERS))

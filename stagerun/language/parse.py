@@ -283,8 +283,9 @@ class Reader(Cursor):
         if is_message(field) or token.kind in (Kind.MARK, Kind.END):
             hint = ""
             if is_message(field):
-                first = field.message_type.fields[0]
-                hint = f"write `{field.name} {{ ... }}`; inside goes, for example, `{first.name}`: {wanted(first)}"
+                hint = f"write `{field.name} {{ ... }}`"
+                for first in field.message_type.fields[:1]:  # a message that nothing reads has none
+                    hint += f"; inside goes, for example, `{first.name}`: {wanted(first)}"
             self.fail(token, f"`{field.name}` is {wanted(field)}" + self.instead(), hint)
             self.skip()
             return None

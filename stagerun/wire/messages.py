@@ -96,6 +96,7 @@ class Qsgd(OneRound):
         n = like.numel()
         rows = -(-n // BUCKET)
         at = rows * like.element_size()
+        expect(message[: at + rows], at + rows)
         norms, widths = from_bytes(message[:at], like.dtype), message[at : at + rows]
         low, at = _unpacked(message, at + rows, widths.clamp(max=8), n)
         high = None
@@ -103,6 +104,7 @@ class Qsgd(OneRound):
             high, at = _unpacked(message, at, widths.clamp(min=8) - 8, n)
             expect(message, at)
         elif at < message.numel():
+            expect(message, at + (message.numel() - at) // 4 * 4)
             high = zero_bytes(low, rows, BUCKET)
             put(high.view(-1), from_bytes(message[at:], torch.int32).long(), 1)
         for p in pieces(like):

@@ -34,10 +34,12 @@ INPUT = 'layer { name: "i" type: "Input" top: "data" input_param { shape {'
         (DATA + 'layer { name: "c" type: "Concat" top: "c"' + 'bottom: "data" ' * 20_000 + "}", "20000 bottoms"),
         (DATA + 'layer { name: "c" type: "Split" bottom: "data"' + 'top: "c" ' * 20_000 + "}", "20000 tops"),
         (INPUT + "dim: 9 " * 20_000 + "} } }", "a shape of 20000 axes"),
+        (DATA.replace("}", "transform_param { emit_constraint: 1 } }"), "write `emit_constraint { ... }`"),
+        ('input: "x"\nlayer { name: "r" engine: FOO }', "`input` needs one `input_shape`"),
         (chain(DOUBLING).replace("y-1", "data"), "values for an image, more than 2147483647"),
         (DATA + POOLED + END.replace("LAST", "p").replace("10", "500000000"), "the net has 2,000,000,000 parameters"),
     ],
-    ids=("million", "empty", "cyclic", "unknown", "deep", "deep_fields", "bottoms", "tops", "axes", "doubling", "outputs"),
+    ids=("million", "empty", "cyclic", "unknown", "deep", "deep_fields", "bottoms", "tops", "axes", "unread", "engine", "doubling", "outputs"),
 )  # fmt: skip
 def test_hostile_nets_end_soon_in_few_mistakes(text, expected, tmp_path):
     (tmp_path / "net").write_text(text)
