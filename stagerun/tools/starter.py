@@ -59,6 +59,8 @@ def network_for(model: str | None, weights: str | None) -> str:
         torchvisions = place.kind is Kind.TORCHVISION
         model = place.name.partition("-")[0] if torchvisions else TIMM + place.name.partition(".")[0]
     model = model or "resnet_small"
+    if model.partition(":")[0].endswith(".py"):
+        raise UsageError(f"--model {model}: a file of the schedule, which is made first", "name it in `model`, later")
     if model not in NETWORKS and not is_foreign(model):
         hint = nearest(model, NETWORKS) or "`stagerun help Model` lists them; timm's are `timm/NAME`"
         raise UsageError(f"--model {model}: no such network", hint)
@@ -178,10 +180,10 @@ class Starter:
         decay = f'lr_policy: "cosine" end_lr: {end:.4g}'
         if not end:
             clear = '"transform_param.random_resized_crop_param"'
-            middle = f"transform_param {{ {self._middle()} }}"
+            middle = f"\ntransform_param {{ {self._middle()} }}"
             if self.padded:
                 clear, middle = '["transform_param.pad", "transform_param.mirror", "transform_param.crop_size"]', ""
-            decay = f'lr_policy: "poly" power: 2\nweight_decay: {4 * self.decay:g}\nclear: {clear}\n{middle}'
+            decay = f'lr_policy: "poly" power: 2\nweight_decay: {4 * self.decay:g}\nclear: {clear}{middle}'
         lines = f"base_lr: {base:.4g} {decay}\nmax_epoch: {epochs:.3g}{warm}"
         return f"stage {{\nname: {quoted(name)}\nsolver_param {{\n{first}{lines}\n}}\n}}"
 
