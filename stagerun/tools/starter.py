@@ -214,7 +214,12 @@ class Starter:
             yield "stages: warm-up and decay, three cycles, a collapse, as fashion_collapse"
             whose = "of these images"
         else:
-            whose = "of the weights" if self.published is not None else "of these images: none are published"
+            whose = "of these images: none are published"
+            if self.published is not None:
+                own = place_of(self.weights).kind not in (Kind.TORCHVISION, Kind.TIMM)
+                whose = f"of {self.model}'s published weights" + (
+                    "; write others if your file has others" if own else ""
+                )
             yield f"network: {self.model} from {self.weights}, without {', '.join(self.head)}"
             yield "stages: the head alone, all at a tenth of its rate, a collapse"
         yield f"crop: {self.crop}: {self.why}; shorter sides of the images: {self.images.shorter} in the median"
