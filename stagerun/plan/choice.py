@@ -9,7 +9,7 @@ from stagerun.base.errors import DataError, Problem, RecipeError, Span, UsageErr
 from stagerun.base.recipe import Schedule, Stage
 from stagerun.base.text import count
 from stagerun.language.stages import some
-from stagerun.plan.planned import Plan, State, label, options, points_averaged
+from stagerun.plan.planned import Plan, State, options, points_averaged
 
 
 class Choice(NamedTuple):
@@ -69,8 +69,9 @@ def require_starts(plan: Plan, chosen: Collection[str]) -> None:
     if waiting:
         first = waiting[0]
         words = " ".join([*(f"--only {name}" for name in missing), *options("--only", plan.schedule, waiting)])
-        start = label(first.parent or "", first.parent_iter)
-        text = f"stage `{first.name}` starts from `{start}`, which is left out and has no snapshot that counts"
+        text = (
+            f"stage `{first.name}` starts from `{first.starts_from}`, which is left out and has no snapshot that counts"
+        )
         raise UsageError(text, f"`{words}` trains that first")
     for planned in plan.work:
         name, teacher = planned.name, planned.stage.solver.teacher

@@ -185,6 +185,8 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
     def changed(field: str) -> bool:
         if field == FOLLOWED:  # a snapshot that records more is as good
             return field not in had
+        if field == TESTED_LABELS and not (field in had and field in has):
+            return False  # newer than the snapshot, or no longer counts: a stage whose evaluations begin to count differs in other fields
         if field in ignored or has.get(field) == ABSENT:  # a package that this machine lacks
             return False
         if default := omitted_default(field):
@@ -196,8 +198,6 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
         if field in had:
             gone = field not in stage.identity and field in stage.origins
             return not gone and had[field] != has.get(field)
-        if field == TESTED_LABELS:
-            return False  # newer than the snapshot; a stage without labels or `early_stop` differs in these fields
         origin = stage.origins.get(field)
         return (field in files) if field in FILES else origin is None or origin.layer != "default"
 

@@ -155,7 +155,9 @@ def _images(paths: tuple[str, str], train: Index, val: Index) -> Images:
         side=min(side, LARGEST_CROP) if len(shapes) > 1 else side,
         shorter=int(np.median(np.minimum(train.heights, train.widths))),
         mean=train.facts.mean_bgr,
-        deviation=train.facts.deviation_bgr,
+        deviation=tuple(
+            max(value, 1.0) for value in train.facts.deviation_bgr
+        ),  # 0 in a channel that is the same everywhere
         sizes=tuple(np.bincount(train.labels[train.labels >= 0], minlength=classes).tolist()),
         mixed=len(shapes) > 1,
     )

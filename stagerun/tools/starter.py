@@ -59,6 +59,8 @@ def network_for(model: str | None, weights: str | None) -> str:
         torchvisions = place.kind is Kind.TORCHVISION
         model = place.name.partition("-")[0] if torchvisions else TIMM + place.name.partition(".")[0]
     model = model or "resnet_small"
+    if model.partition(":")[0].endswith(".py"):
+        raise UsageError(f"--model {model}: a file of the schedule, which is made first", "name it in `model`, later")
     if model not in NETWORKS and not is_foreign(model):
         hint = nearest(model, NETWORKS) or "`stagerun help Model` lists them; timm's are `timm/NAME`"
         raise UsageError(f"--model {model}: no such network", hint)
@@ -84,7 +86,8 @@ class Starter:
         updates, least, most = number / self.batch, 12 if tuned else 8, 48 if tuned else 64
         self.epochs = min(most, max(least, _FEWEST_UPDATES[tuned] / updates))
         self.crop, self.why = self._crop()
-        self.padded = not tuned and not images.mixed and self.crop == images.shorter
+        whole = not (tuned or images.mixed) and self.crop == images.shorter
+        self.pad = max(2, self.crop // 8) if whole else 0
         self.of, self.peak, self.decay = (64, 0.02, 1e-4) if tuned else (128, 0.1, 5e-4)
         self.type = "AdamW" if any(word in model.lower() for word in _ATTENTION) else "SGD"
         if self.type == "AdamW":
@@ -148,8 +151,8 @@ class Starter:
         else:
             yield "param { kind: BIAS_AND_NORM decay_mult: 0 }"
         normal, crop = self._numbers(), f"crop_size: {self.crop}"
-        if self.padded:
-            yield f"transform_param {{\npad: {max(2, self.crop // 8)} mirror: true {crop}\n{normal}\n}}"
+        if self.pad:
+            yield f"transform_param {{\npad: {self.pad} mirror: true {crop}\n{normal}\n}}"
             yield f"test_transform_param {{ {crop} {normal} }}"
         else:
             area = f"random_resized_crop_param {{ min_area_ratio: 0.25 {self._resizing()} }}"
@@ -178,10 +181,10 @@ class Starter:
         decay = f'lr_policy: "cosine" end_lr: {end:.4g}'
         if not end:
             clear = '"transform_param.random_resized_crop_param"'
-            middle = f"transform_param {{ {self._middle()} }}"
-            if self.padded:
+            middle = f"\ntransform_param {{ {self._middle()} }}"
+            if self.pad:
                 clear, middle = '["transform_param.pad", "transform_param.mirror", "transform_param.crop_size"]', ""
-            decay = f'lr_policy: "poly" power: 2\nweight_decay: {4 * self.decay:g}\nclear: {clear}\n{middle}'
+            decay = f'lr_policy: "poly" power: 2\nweight_decay: {4 * self.decay:g}\nclear: {clear}{middle}'
         lines = f"base_lr: {base:.4g} {decay}\nmax_epoch: {epochs:.3g}{warm}"
         return f"stage {{\nname: {quoted(name)}\nsolver_param {{\n{first}{lines}\n}}\n}}"
 
@@ -211,15 +214,16 @@ class Starter:
             yield "stages: warm-up and decay, three cycles, a collapse, as fashion_collapse"
             whose = "of these images"
         else:
-            whose = "of the weights" if self.published is not None else "of these images: none are published"
+            whose = "of these images: none are published"
+            if self.published is not None:
+                own = place_of(self.weights).kind not in (Kind.TORCHVISION, Kind.TIMM)
+                whose = f"of {self.model}'s published weights" + (
+                    "; write others if your file has others" if own else ""
+                )
             yield f"network: {self.model} from {self.weights}, without {', '.join(self.head)}"
             yield "stages: the head alone, all at a tenth of its rate, a collapse"
         yield f"crop: {self.crop}: {self.why}; shorter sides of the images: {self.images.shorter} in the median"
-        how = (
-            f"pad {max(2, self.crop // 8)}, random crop"
-            if self.padded
-            else "random resized crop; resize and middle to evaluate"
-        )
+        how = f"pad {self.pad}, random crop" if self.pad else "random resized crop; resize and middle to evaluate"
         yield f"augmentation: {how}; mirror: remove it where left and right differ, as in letters"
         yield f"mean and deviation: {whose}"
         yield f"batch: {self.batch}, so that an epoch has {round(number / self.batch)} updates"

@@ -110,9 +110,12 @@ def require_exact(promise: Note | None, portable: bool = False) -> None:
     """Raise ResumeRefused unless the `promise` of the next step is BIT-EXACT. `portable`: `determinism: PORTABLE` asks for it."""
     if promise is not None and (promise.warning or "is BIT-EXACT" not in promise.text):
         asked = "`determinism: PORTABLE`" if portable else "--require-bit-exact"
-        without = "with ELASTIC" if portable else "without the option"
-        hint = f"run in the same environment; {without} training resumes here, equivalent but for rounding"
-        raise ResumeRefused(f"{asked}: {promise.text}", hint)
+        without = (
+            "ELASTIC trains anew"
+            if portable
+            else "without the option training resumes here, equivalent but for rounding"
+        )
+        raise ResumeRefused(f"{asked}: {promise.text}", f"run in the same environment; {without}")
 
 
 def require_same(plan: Plan, environment: Environment) -> None:

@@ -7,6 +7,7 @@ from made_schedules import snapshot as snapshot
 
 from stagerun.language import read
 from stagerun.plan import make_plan
+from stagerun.plan.counting import changed_fields
 
 SCHEDULE = """
 name: "tree"
@@ -44,3 +45,14 @@ def test_json_has_the_least_where_a_stage_may_end_early():
     assert (whole["least_iterations"], whole["iterations"], whole["least_iterations_left"]) == (47, 65, 47)
     without = json.loads(render_json(make_plan(schedule(), Inventory())))
     assert not [name for name in (*without, *without["stages"][0]) if "least" in name]
+
+
+def test_without_a_stage_that_starts_from_its_best_a_stage_of_images_with_several_labels_stays():
+    shared = (
+        SCHEDULE.replace("images: 1000 }", 'images: 1000 labels: "float_data" } val { source: "/d/val" images: 9 labels: "float_data" }')
+        .replace("solver {", "solver { loss { type: BINARY } test_interval: 5")
+    )  # fmt: skip
+    recorded = schedule(shared=shared.replace('from: "trunk"', 'from: "trunk@best"')).stage("trunk")
+    assert "data.val.labels_digest" in recorded.identity
+    end = SnapshotRef(name="trunk", stage="trunk", iter=20, attempt=1, id="1", parent="", identity=recorded.identity)
+    assert changed_fields(end, schedule(shared=shared).stage("trunk")) == []

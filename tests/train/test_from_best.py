@@ -125,6 +125,11 @@ def test_what_is_lost_comes_back_and_nothing_else_is_trained(base, out):
     assert_same(out, base / "out")
 
 
+def test_rates_are_swept_from_the_best(base, out):
+    said = command("rehearse", base / "s", "--out", out, "--find-lr", "fine", "--iters", 15)
+    assert re.search(r"^from trunk-00000004-", said, re.M)
+
+
 @pytest.mark.parametrize(
     "edit, stale",
     [

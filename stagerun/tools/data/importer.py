@@ -24,6 +24,7 @@ from stagerun.data.importing.partial import ignored_text
 from stagerun.launch import StopRequest
 from stagerun.system.image_folder import can_not_open, is_class_folder
 from stagerun.system.image_sets import REPORT
+from stagerun.system.lmdb_file import data_file
 from stagerun.tools.data import binary, files
 from stagerun.tools.data.files import DAMAGED, Images, SourceOptions, Text
 from stagerun.tools.data.images import ImportOptions, ImportWork
@@ -285,6 +286,9 @@ def as_lmdbs(train: str, val: str | None, split_val: str | None, out: str, job: 
         made = _make_parts(source, train, out, ImportOptions(split_val=split_val), job)
     else:
         made = []
+        for path in (train, val):  # before an import that takes hours
+            if not is_class_folder(path):
+                data_file(path)
         for path, lmdb in ((train, f"{out}-train_lmdb"), (val, f"{out}-val_lmdb")):
             if is_class_folder(path):
                 tell(f"importing {path} into {lmdb}")

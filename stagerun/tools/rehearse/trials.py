@@ -15,7 +15,7 @@ from stagerun.base.recipe import Schedule
 from stagerun.base.text import columns, count
 from stagerun.comm import Comm, gather_json
 from stagerun.comm.spans import DATA, PARTS, WAIT, seconds_of
-from stagerun.plan.planned import State, label
+from stagerun.plan.planned import State
 from stagerun.store.layout import snapshots_folder
 from stagerun.tools.output import plan_of
 from stagerun.tools.rehearse import ROUNDS, WARM_UP
@@ -159,10 +159,12 @@ def find_lr(session: Session) -> Answer:
     stage, only = schedule.stages[-1], Selection(only=(schedule.stages[-1].name,))
     images = f"{count(stage.solver.max_iter, 'iteration')} of {stage.solver.batch_size} images"
     session.show(f"{whole.name}, stage {stage.name}: {images}, {count(comm.size, 'worker')} on {session.device}")
-    start = rank0(comm, lambda: _start(schedule, session.options.output(whole)))
+    out = session.options.output(whole)
+    start, *others = rank0(comm, lambda: _starts(schedule, out))
     with session.folder(comm) as folder, suppress(Diverged):  # which follows NotFinite
-        if start and comm.rank == 0:
-            shutil.copytree(snapshots_folder(session.options.output(whole)) / start, snapshots_folder(folder) / start)
+        for name in (start, *others):
+            if name and comm.rank == 0:
+                shutil.copytree(snapshots_folder(out) / name, snapshots_folder(folder) / name)
         for event in session.train(schedule, folder, comm, only):
             if isinstance(event, NotFinite):
                 ended = f"{event.what} at a rate of {event.lr:.3g}"
@@ -190,16 +192,18 @@ def find_lr(session: Session) -> Answer:
     return Answer(record, "\n".join([text, *(f"note: {note}" for note in notes)]))
 
 
-def _start(schedule: Schedule, out: Path) -> str:
-    """Return the snapshot in OUT that the last stage starts from, '' from the seed. UsageError if it is missing."""
+def _starts(schedule: Schedule, out: Path) -> list[str]:
+    """Return the snapshot in OUT that the last stage starts from, '' from the seed; and its parent's end, which knows the best evaluation.
+    UsageError if it is missing."""
     stage = schedule.stages[-1]
     if stage.parent is None:
-        return ""
-    planned = plan_of(schedule, out, Selection(redo=(stage.name,))).stages[-1]
+        return [""]
+    *above, planned = plan_of(schedule, out, Selection(redo=(stage.name,))).stages
     if planned.start is not None and planned.state is State.FRESH:
-        return planned.start.name
+        ends = [one.end.name for one in above if one.name == stage.parent and one.end is not None]
+        return list(dict.fromkeys([planned.start.name, *ends]))
     raise UsageError(
-        f"stage `{stage.name}` starts from `{label(stage.parent, stage.parent_iter)}`, and {out} has no usable snapshot of that",
+        f"stage `{stage.name}` starts from `{stage.starts_from}`, and {out} has no usable snapshot of that",
         f"train it first, with `stagerun run DIR --until {stage.parent}`, or name another --out",
     )
 

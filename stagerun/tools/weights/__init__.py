@@ -209,11 +209,13 @@ def _ends(target: Target, named: str | None) -> list[Chosen]:
             )
     ends, states = list[Chosen](), list[str]()
     for name, (end, state) in stages.items():
-        if at == BEST and stage == name and end is not None:
+        if stage not in (None, name):
+            continue
+        if at == BEST and end is not None:
             end, state = _best(end, inventory, target.out), "not evaluated where it has snapshots"
-        if stage in (None, name) and end is not None:
+        if end is not None:
             ends.append(Chosen((snapshots_folder(target.out) / end.name,), (name,)))
-        elif stage in (None, name):
+        else:
             states.append(f"stage `{name}` is {state}")
     if not ends:
         text = "\n  ".join([f"no end of a stage in {target.out}", *states])
