@@ -22,9 +22,9 @@ from stagerun.language.layers import is_twin
 
 ROOT = Path(__file__).parents[2]
 
-LINES = {"package": 55_473, "tests": 41_110}
+LINES = {"package": 55_474, "tests": 41_110}
 CASES = 9_787  # lines in tests/cases
-TOKENS = 420_184
+TOKENS = 420_204
 FILES = 282
 SCRIPTS = 14
 COMMANDS_AND_SUBCOMMANDS = 21, 6
