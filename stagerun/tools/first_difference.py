@@ -160,8 +160,9 @@ def causes(first: First, a: Run, b: Run) -> list[Cause]:
         kind = "weights" if key == WEIGHTS_DIGEST else "data" if key in _DATA else "schedule"
         if key.startswith(CODE):
             kind, name = "code", key.removeprefix(CODE)
-        short = 12 if key in FILES or kind == "code" else None
-        found.append(Cause(kind, f"{name} {before[:short]} -> {now[:short]}"))
+        if key in FILES or kind == "code":  # digests
+            before, now = (text.removeprefix("sha256:")[:12] for text in (before, now))
+        found.append(Cause(kind, f"{name} {before} -> {now}"))
     environments = [run.environment(first.stage, first.iter) for run in (a, b)]
     elastic = identities[0].get("determinism") == "ELASTIC"
     for key in sorted(environments[0].keys() & environments[1].keys()):

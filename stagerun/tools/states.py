@@ -265,7 +265,7 @@ class Search:
             first.same, first.iter = at - 1, at
             first.positions = self.runs[0].positions(first.stage, at - 1, at)
         first.tensors, first.of = changes(one.tensors, other.tensors), len(one.tensors)
-        first.notes.append("both were trained again here, and differ as before")
+        first.notes.append("made again here, both differ as before")
 
     def _judge(self, here: Held, recorded: Sequence[str], target: int) -> None:
         """Both runs come to the same state here: say with which of them it agrees, and what differs in the other."""
