@@ -74,12 +74,6 @@ def run(known: list[Peer], names: list[str], work: Path) -> None:
             print(f"{peer.name:12} {name:16} {said}  [{time.monotonic() - begun:.0f} s]", flush=True)
 
 
-def is_right(situation: str, verdict: str) -> bool:
-    """Whether a verdict is the one that a user wants: another network, or another run, is to be refused."""
-    refusal = situation in ("other_network", "two_runs") and verdict.startswith("refused")
-    return refusal or verdict.removeprefix("stopped, then ").startswith("ok")
-
-
 def write(known: list[Peer], results: Results) -> None:
     """Put the table into RESULTS.md; the prose around it stays."""
     names = [peer.name for peer in known if peer.name in results]
@@ -88,9 +82,6 @@ def write(known: list[Peer], results: Results) -> None:
         *_, repository, _, number = path.split("/")
         said = [results[peer].get(name, "not run") for peer in names]
         rows.append([f"`{name}`", words, f"[{repository}#{number}](https://github.com/{path})", *said])
-    right = {peer: [v for k, v in results[peer].items() if k in TABLE and is_right(k, v)] for peer in names}
-    offered = {peer: [v for k, v in results[peer].items() if k in TABLE and v != "not offered"] for peer in names}
-    rows.append(["", "right, of those offered", "", *(f"{len(right[peer])} of {len(offered[peer])}" for peer in names)])
     lacks = [f"`{name}` on {peer.name}: {why}" for peer in known for name, why in peer.lacks.items()]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines += ["", "Versions: " + "; ".join(f"{name}: {results[name]['versions']}" for name in names) + "."]
