@@ -22,6 +22,7 @@ def peers(environments: Path) -> list[Peer]:
     def peer(name: str, **lacks: str) -> Peer:
         return Peer(name, environments / name.lower() / "bin" / "python", f"on_{name.lower()}.py", lacks)
 
+    gpus = "several processes of `train.py` need GPUs"
     one = "`fit` on torch runs in one process"
     return [
         Peer(
@@ -33,7 +34,7 @@ def peers(environments: Path) -> list[Peer]:
         peer("Lightning"),
         peer("Accelerate", nan="the loop is its user's"),
         peer("Keras", processes=one, uneven=one),
-        peer("timm", patience="no early stopping"),
+        peer("timm", processes=gpus, uneven=gpus, patience="no early stopping"),
     ]
 
 
@@ -81,9 +82,6 @@ def write(known: list[Peer], results: Results) -> None:
         *_, repository, _, number = path.split("/")
         said = [results[peer].get(name, "not run") for peer in names]
         rows.append([f"`{name}`", words, f"[{repository}#{number}](https://github.com/{path})", *said])
-    offered = {peer: [v for k, v in results[peer].items() if k in TABLE and v != "not offered"] for peer in names}
-    counts = [f"{sum(v.startswith('ok') for v in offered[peer])} of {len(offered[peer])}" for peer in names]
-    rows.append(["", "ok, of those offered", "", *counts])
     lacks = [f"`{name}` on {peer.name}: {why}" for peer in known for name, why in peer.lacks.items()]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines += ["", "Versions: " + "; ".join(f"{name}: {results[name]['versions']}" for name in names) + "."]

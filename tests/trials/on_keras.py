@@ -57,7 +57,7 @@ def main():
     # Two states, of which the older is taken where the newer can't be read.
     two = {"double_checkpoint": CFG.keep > 1, "delete_checkpoint": False}
     hooks = [c.TerminateOnNaN(raise_error=True)] if CFG.check_nan else []
-    hooks += [Rates(), c.BackupAndRestore(out / "backup", CFG.every or "epoch", **two)]
+    hooks += [Rates(), c.BackupAndRestore(out / "backup", **two)]
     hooks += [c.ReduceLROnPlateau("val_loss", patience=2)] if CFG.schedule == "plateau" else []
     hooks += [c.EarlyStopping("val_loss", patience=CFG.patience)] if CFG.patience else []
     if CFG.best:
