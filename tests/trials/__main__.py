@@ -25,12 +25,7 @@ def peers(environments: Path) -> list[Peer]:
     gpus = "several processes of `train.py` need GPUs"
     one = "`fit` on torch runs in one process"
     return [
-        Peer(
-            "stagerun",
-            Path(sys.executable),
-            "on_stagerun.py",
-            {"best": "it keeps the newest snapshots and the ends of stages"},
-        ),
+        Peer("stagerun", Path(sys.executable), "on_stagerun.py", {}),
         peer("Lightning"),
         peer("Accelerate", nan="the loop is its user's"),
         peer("Keras", processes=one, uneven=one),

@@ -22,7 +22,9 @@ solver {{
   test_batch_size: 20  test_epoch: 1  display: 1  snapshot: {every} {more}
 }}
 stage {{ name: "main" solver_param {{ max_epoch: {epochs} {policy} }} }}
+{stages}
 """
+BEST = 'stage { name: "more" from: "main@best" solver_param { lr_policy: "fixed" max_epoch: 1 } }'
 POLICY = {
     "fixed": 'lr_policy: "fixed"',
     "cosine": 'lr_policy: "cosine"',
@@ -49,6 +51,7 @@ def write(folder, data):
     fields = dict(vars(CFG), shuffle=str(CFG.shuffle).lower(), norm=str(CFG.norm).lower(), data=data, val=common.VAL)
     fields["every"] = CFG.every or CFG.images // CFG.batch // CFG.accumulate
     fields |= {"policy": POLICY[CFG.schedule], "augment": "pad: 2 mirror: true crop_size: 28" if CFG.augment else ""}
+    fields["stages"] = BEST if CFG.best else ""
     # With 2 workers at some time: an update is made of device batches, which are part of the recipe.
     fields |= {"total": CFG.batch * CFG.accumulate, "device": CFG.batch // 2 if CFG.elastic else CFG.batch}
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +66,8 @@ def final():
     loss = [event["loss"] for event in events if event["event"] == "Tested" and not event["ema"]][-1]
     end = max(Path(CFG.out).glob("snapshots/*"), key=lambda p: p.stat().st_mtime)
     state = load_file(end / ("ema.safetensors" if CFG.ema else "model.safetensors"))
-    common.save_final(state, loss=loss)
+    starts = [event["start"] for event in events if event["event"] == "StageStarted" and event["stage"] == "more"]
+    common.save_final(state, loss=loss, best=starts[0].split("-")[1] if starts else "")
 
 
 if __name__ == "__main__":
