@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stagerun import store
-from stagerun.base.errors import StagerunError, UsageError
+from stagerun.base.errors import UsageError
 from stagerun.base.recipe import CODE, Schedule, Stage
 from stagerun.base.text import count
 from stagerun.command.ending import show
@@ -19,8 +19,6 @@ from stagerun.language.build import is_tested
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.values import NONE, identity, leaves, text
 from stagerun.store.layout import MANIFEST, snapshots_folder
-from stagerun.system import signals
-from stagerun.tools.first_difference import First, Run, first_difference, render
 from stagerun.tools.library import Snapshot
 from stagerun.tools.why import plain_values, settings_of
 
@@ -79,9 +77,12 @@ def diff(
     changes = [change for change in pairs if change.stage not in alone and change.a.text != change.b.text]
     trained = [change for change in changes if change.trains]
     same = not names and not trained
-    found, compared = None, 0
+    record, lines, compared = None, list[str](), 0
     if both_runs:
-        found, compared = _first((Run(Path(a)), Run(Path(b))), stages, first, trust_code, as_json)
+        from stagerun.tools.first_difference import Run, render, search  # and with it numpy
+
+        found, compared = search((Run(Path(a)), Run(Path(b))), stages, first, trust_code, as_json)
+        record, lines = (asdict(found), render(found)) if found is not None else (None, [])
     if as_json:
         fields = [
             {
@@ -95,36 +96,17 @@ def diff(
         ]
         facts = {"a": kind, "b": other_kind, "same": same, "names": names, "fields": fields}
         if both_runs:
-            facts |= {"compared": compared, "first": asdict(found) if found is not None else None}
+            facts |= {"compared": compared, "first": record}
         show(json.dumps(facts, indent=2))
     else:
         blocks = [f"A  {a} ({kind})\nB  {b} ({other_kind})", "\n".join(names), *_blocks(trained, len(stages))]
         if untrained := [change for change in changes if not change.trains]:
             blocks += ["what changes no training:", *_blocks(untrained, len(stages))]
-        blocks.append("" if found is not None or not both_runs else _compared(compared))
+        blocks.append("" if lines or not both_runs else _compared(compared))
         verdict = f"they train {'the same thing' if same else 'different things'}"
-        blocks.append(verdict if names or changes or found is not None else f"{verdict}: nothing differs")
-        blocks.append("" if found is None else "\n".join(render(found)))
+        blocks.append(verdict if names or changes or lines else f"{verdict}: nothing differs")
+        blocks.append("\n".join(lines))
         show("\n\n".join(filter(None, blocks)))
-
-
-def _first(
-    runs: tuple[Run, Run], stages: Sequence[str], again: bool, trust_code: bool, quiet: bool
-) -> tuple[First | None, int]:
-    """Return the first difference of two runs, and how many of their states were compared. `again`: train stretches again."""
-    found, compared = first_difference(*runs, stages)
-    if found is not None and (again or all(run.at(found.stage, found.iter) for run in runs)):
-        with signals.held():
-            from stagerun.tools.states import Search, name_tensors  # and with it torch
-
-        name_tensors(found, runs)
-        if again:
-            search = Search(found, runs, trust_code, quiet)
-            try:
-                search.search()
-            except StagerunError as error:
-                found.notes.append(f"it can't be trained again here: {error.message}")
-    return found, compared
 
 
 def _compared(states: int) -> str:

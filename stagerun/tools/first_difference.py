@@ -1,7 +1,7 @@
 """`stagerun diff` of two runs: the first iteration at which they differ, by their proofs, snapshots and logs, and what explains it."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from stagerun.base.recipe import CODE, FILES, LABELS, MEAN_DIGEST, WEIGHTS_DIGES
 from stagerun.base.snapshots import TRAINING_SET, SnapshotRef, same_set
 from stagerun.logs.log_file import LOG
 from stagerun.store.layout import snapshots_folder
+from stagerun.system import signals
 from stagerun.tools.output import DISK
 from stagerun.tools.verify_run import Course, courses_of, events_of
 from stagerun.train.progress import MOST_STATE, STATE, progress_of
@@ -219,3 +220,22 @@ def render(first: First) -> list[str]:
         f"the first difference: stage {first.stage}, {where}",
         *(f"  {a:7}  {b}".replace("\n", "\n           ") for a, b in rows),
     ]
+
+
+def search(
+    runs: tuple[Run, Run], stages: Sequence[str], again: bool, trust_code: bool, quiet: bool
+) -> tuple[First | None, int]:
+    """Return the first difference of two runs, and how many of their states were compared. `again`: train stretches again."""
+    found, compared = first_difference(*runs, stages)
+    if found is not None and (again or all(run.at(found.stage, found.iter) for run in runs)):
+        with signals.held():
+            from stagerun.tools.states import Search, name_tensors  # and with it torch
+
+        name_tensors(found, runs)
+        if again:
+            search = Search(found, runs, trust_code, quiet)
+            try:
+                search.search()
+            except StagerunError as error:
+                found.notes.append(f"it can't be trained again here: {error.message}")
+    return found, compared

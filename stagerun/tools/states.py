@@ -19,8 +19,7 @@ from stagerun.comm import SoloComm
 from stagerun.command.ending import say
 from stagerun.data import datum
 from stagerun.data.index import printable
-from stagerun.data.loaders import order_of
-from stagerun.data.preflight import opened
+from stagerun.data.loaders import opened, order_of
 from stagerun.engine import codec
 from stagerun.engine.device import differences
 from stagerun.engine.state import counters, live
