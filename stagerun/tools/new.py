@@ -218,9 +218,17 @@ def _require_fitting(schedule: Schedule, path: str, train: Index, val: Index) ->
     """Raise DataError unless a label means the same class in both sets, and the images suffice for every stage."""
     names, others = train.facts.classes, val.facts.classes
     if names and others and names != others:
-        single = listed(sorted({*names} ^ {*others}), 5)
-        different = f"{single} in one of them only" if single else "in another order"
-        raise DataError(f"{path}: other classes than the training images: {different}", _SAME_CLASSES)
+        missing, more = sorted({*names} - {*others}), sorted({*others} - {*names})
+        different = [f"without {listed(missing, 5)}"] if missing else []
+        different += [f"with {listed(more, 5)}"] if more else []
+        hint = _SAME_CLASSES
+        if missing and not more:
+            hint = (
+                f"write all classes of the training images into a file, one a line; remove {path}, and "
+                f"`stagerun data import FOLDER {path} --synsets FILE`"
+            )
+        text = f"{path}: other classes than the training images: {' and '.join(different) or 'in another order'}"
+        raise DataError(text, hint)
     if (most := int(val.labels.max())) >= schedule.model.num_classes:
         message = f"{path}: label {most}, but the training images have {schedule.model.num_classes} classes"
         raise DataError(message, _SAME_CLASSES)

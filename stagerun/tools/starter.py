@@ -53,9 +53,16 @@ class Images:
 def network_for(model: str | None, weights: str | None) -> str:
     """Return the network of --model, or else of the published --weights. UsageError."""
     place = place_of(weights) if weights is not None else None
+    if place is not None and place.kind is Kind.FILE and not os.path.exists(place.path):
+        raise UsageError(
+            f"--weights {weights}: no such file", "published ones are named `torchvision/NAME` or `timm/NAME`"
+        )
     if model is None and place is not None:
         if place.kind not in (Kind.TORCHVISION, Kind.TIMM):
-            raise UsageError(f"--weights {weights}: the network is missing", "name it: `--model resnet18`, say")
+            raise UsageError(
+                f"--weights {weights}: the network is missing",
+                "name it: `--model resnet18`, or `--model timm/resnet18` for one of timm's",
+            )
         torchvisions = place.kind is Kind.TORCHVISION
         model = place.name.partition("-")[0] if torchvisions else TIMM + place.name.partition(".")[0]
     model = model or "resnet_small"

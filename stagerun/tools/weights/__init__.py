@@ -218,7 +218,14 @@ def _ends(target: Target, named: str | None) -> list[Chosen]:
         else:
             states.append(f"stage `{name}` is {state}")
     if not ends:
-        text = "\n  ".join([f"no end of a stage in {target.out}", *states])
+        text = "\n  ".join(
+            [
+                f"no stage that has ended in {target.out}"
+                if stage is None
+                else f"`{stage}` has not ended in {target.out}",
+                *states,
+            ]
+        )
         raise UsageError(text, f"{SETS}; {_snapshots_of(target.out)}")
     tell("\n".join(f"note: {state} and is left out" for state in states))
     return ends
