@@ -69,9 +69,8 @@ def require_starts(plan: Plan, chosen: Collection[str]) -> None:
     if waiting:
         first = waiting[0]
         words = " ".join([*(f"--only {name}" for name in missing), *options("--only", plan.schedule, waiting)])
-        text = (
-            f"stage `{first.name}` starts from `{first.starts_from}`, which is left out and has no snapshot that counts"
-        )
+        start = first.parent if first.average else first.starts_from
+        text = f"stage `{first.name}` starts from `{start}`, which is left out and has no snapshot that counts"
         raise UsageError(text, f"`{words}` trains that first")
     for planned in plan.work:
         name, teacher = planned.name, planned.stage.solver.teacher

@@ -22,9 +22,9 @@ from stagerun.language.layers import is_twin
 
 ROOT = Path(__file__).parents[2]
 
-LINES = {"package": 56_253, "tests": 42_962}
+LINES = {"package": 56_252, "tests": 42_962}
 CASES = 9_962  # lines in tests/cases
-TOKENS = 426_712
+TOKENS = 426_723
 FILES = 281
 SCRIPTS = 14
 COMMANDS_AND_SUBCOMMANDS = 21, 6
