@@ -27,6 +27,13 @@ class Origin:
     span: Span | None = None
 
 
+# Facts of a snapshot's environment on which the bits don't depend.
+IGNORED = {
+    Determinism.FIXED: frozenset[str](),
+    Determinism.ELASTIC: frozenset({"workers"}),
+    Determinism.PORTABLE: frozenset({"workers", "processor", "processor flags"}),
+}
+
 # Keys in a stage's identity, besides its fields.
 FROM_ITER = "from_iter"  # the parent's iteration that it starts from, or BEST; missing for the parent's end
 FROM_WEIGHTS = "from_weights"  # EMA if it starts from the parent's averaged weights

@@ -38,6 +38,10 @@ class Place:
     name: str = ""
     iter: int | None = None
 
+    @property
+    def published(self) -> bool:
+        return self.kind in (Kind.TORCHVISION, Kind.TIMM)
+
 
 def place_of(file: str) -> Place:
     """Parse `file` of `weights`.

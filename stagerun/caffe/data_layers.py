@@ -135,8 +135,8 @@ def _mean(old: Entry, caffes: Block, content: Content, lost: list[Lost]) -> dict
         lost.append(Lost(old.place, "mean_file", f"{file} {fault}", NO_MEAN))
         return {}
     if not caffes.entries.keys() & _RECTANGLES:
-        found = Value(path, quoted(file), old.place)
-        return {"mean_file": Entry(TRANSFORM.fields_by_name["mean_file"], old.name, (found,))}
+        value = Value(path, quoted(file), old.place)
+        return {"mean_file": Entry(TRANSFORM.fields_by_name["mean_file"], old.name, (value,))}
     why = "the pixels of resized images don't match a mean image: one number per channel is subtracted"
     lost.append(Lost(old.place, "mean_file", why, "each is the mean of the file's image", harmless=True))
     return {"mean_value": entry(TRANSFORM, "mean_value", old.place, *means)}

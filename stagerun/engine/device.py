@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stagerun.base.errors import UsageError
-from stagerun.base.recipe import Determinism, Precision
+from stagerun.base.recipe import IGNORED, Determinism, Precision
 from stagerun.system.host import arithmetic
 from stagerun.system.portable import is_pinned
 from stagerun.system.world import World
@@ -73,9 +73,9 @@ def environment(device: torch.device, workers: int, reducer: str) -> dict[str, s
 def differences(before: dict[str, str], now: dict[str, str], determinism: Determinism) -> list[str]:
     """Return the reasons why a resumed run may have other bits, a sentence each; none: BIT-EXACT.
 
-    With `determinism: ELASTIC` the number of workers doesn't matter, with PORTABLE the processor, too. A library that only some stages need (`STAGE_LIBRARIES`) is compared
-    if both record it. A fact that an older snapshot didn't record, or one side couldn't read, is unknown."""
-    ignored = STAGE_LIBRARIES - (before.keys() & now.keys()) | {*IGNORED[determinism]}
+    A library that only some stages need (`STAGE_LIBRARIES`) is compared if both record it. A fact that an older snapshot didn't record, or
+    one side couldn't read, is unknown."""
+    ignored = STAGE_LIBRARIES - (before.keys() & now.keys()) | IGNORED[determinism]
     names = sorted((before.keys() | now.keys()) - ignored)
     since = [n for n in names if n in RECORDED_SINCE and n not in before]
     pairs = {n: (before.get(n, "none"), now.get(n, "none")) for n in names if n not in since}
@@ -97,12 +97,6 @@ def differences(before: dict[str, str], now: dict[str, str], determinism: Determ
     return reasons
 
 
-# What the promise of a schedule doesn't depend on.
-IGNORED = {
-    Determinism.FIXED: (),
-    Determinism.ELASTIC: ("workers",),
-    Determinism.PORTABLE: ("workers", "processor", "processor flags"),
-}
 STAGE_LIBRARIES = {"colour library", "numpy"}  # recorded by stages that change colours, or transform images in Python
 RECORDED_SINCE = {"processor", "processor flags", "math settings"}  # the first versions' snapshots lack them
 
@@ -120,7 +114,7 @@ def dtype_of(precision: Precision) -> torch.dtype:
 
 def square_roots_(tensors: tuple[Tensor, ...] | list[Tensor]) -> None:
     """Replace numbers by their square roots; with `determinism: PORTABLE` by numpy, since torch takes MKL's (`system.portable`)."""
-    if not is_pinned():
+    if not is_pinned() or tensors[0].is_cuda:
         torch._foreach_sqrt_(tensors)
         return
     for tensor in tensors:

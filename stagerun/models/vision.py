@@ -64,7 +64,7 @@ def fetched(schedule: Schedule) -> Iterator[str]:
     for stage in schedule.stages:
         start = stage.solver.start
         origin = place_of(start.file) if start is not None and start.file not in names else None
-        if start is None or origin is None or origin.kind not in (Kind.TORCHVISION, Kind.TIMM):
+        if start is None or origin is None or not origin.published:
             continue
         names.add(start.file)
         fetch = _fetch_torchvision if origin.kind is Kind.TORCHVISION else _fetch_timm

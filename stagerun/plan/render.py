@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import PurePath
 
 from stagerun.base.errors import Problem
-from stagerun.base.recipe import EMA, DecayFrom, Determinism, Memory, Metric, Sampling, Schedule, Stage
+from stagerun.base.recipe import EMA, IGNORED, DecayFrom, Memory, Metric, Sampling, Schedule, Stage
 from stagerun.base.text import apart, between, columns, count, listed
 from stagerun.base.units import epochs, sampling_text
 from stagerun.base.weights import Kind, place_of
@@ -257,9 +257,8 @@ def _lost(schedule: Schedule, lost: Lost) -> Iterator[str]:
     if lost.like is None:
         yield f"  no remaining snapshot shows that environment; with other bits, {names} will be stale"
         return
-    # The number of workers counts only if the bits depend on it.
-    ignored = "workers" if schedule.determinism is not Determinism.FIXED else ""
-    facts = [f"{name} {value}" for name, value in sorted(lost.like.environment.items()) if name != ignored]
+    ignored = IGNORED[schedule.determinism]
+    facts = [f"{name} {value}" for name, value in sorted(lost.like.environment.items()) if name not in ignored]
     yield f"  as of {lost.like.name}: {', '.join(facts)}"
     if lost.unasked:
         yield f"  in another, `run` trains nothing until the command has an option for {', '.join(lost.unasked)}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stagerun import store
 from stagerun.base.errors import StagerunError
 from stagerun.base.events import Event, Iterated, StageStarted
-from stagerun.base.recipe import CODE, FILES, LABELS, MEAN_DIGEST, WEIGHTS_DIGEST
+from stagerun.base.recipe import CODE, FILES, IGNORED, LABELS, MEAN_DIGEST, WEIGHTS_DIGEST, Determinism
 from stagerun.base.snapshots import TRAINING_SET, SnapshotRef, same_set
 from stagerun.logs.log_file import LOG
 from stagerun.store.layout import snapshots_folder
@@ -102,10 +102,10 @@ class Run:
         attempt = lives[-1].attempt if lives else None
         refs = self.of(stage) or self.refs
         order = lambda ref: (ref.attempt != attempt, ref.iter < iter, abs(ref.iter - iter))  # noqa: E731
-        found = dict(min(refs, key=order).environment) if refs else {}
+        facts = dict(min(refs, key=order).environment) if refs else {}
         for life in lives[-1:]:
-            found |= {"workers": str(life.workers), "threads": str(life.threads), "stagerun": life.version}
-        return found
+            facts |= {"workers": str(life.workers), "threads": str(life.threads), "stagerun": life.version}
+        return facts
 
     def positions(self, stage: str, after: int, until: int) -> tuple[int, int] | None:
         """Return the first and the last position of the images of the iterations after `after` up to `until`; None if unknown."""
@@ -150,7 +150,7 @@ def first_difference(a: Run, b: Run, stages: Iterable[str]) -> tuple[First | Non
 
 def causes(first: First, a: Run, b: Run) -> list[Cause]:
     """Return what the records of two runs explain the difference by, the likeliest first."""
-    found = list[Cause]()
+    candidates = list[Cause]()
     identities = a.identity(first.stage), b.identity(first.stage)
     for key in dict.fromkeys((*identities[0], *identities[1])) if all(identities) else ():
         before, now = (identity.get(key, "none") for identity in identities)
@@ -163,12 +163,12 @@ def causes(first: First, a: Run, b: Run) -> list[Cause]:
             kind, name = "code", key.removeprefix(CODE)
         if key in FILES or kind == "code":  # digests
             before, now = (text.removeprefix("sha256:")[:12] for text in (before, now))
-        found.append(Cause(kind, f"{name} {before} -> {now}"))
+        candidates.append(Cause(kind, f"{name} {before} -> {now}"))
     environments = [run.environment(first.stage, first.iter) for run in (a, b)]
-    elastic = identities[0].get("determinism") == "ELASTIC"
+    ignored = IGNORED[Determinism[identities[0].get("determinism", "FIXED")]]
     for key in sorted(environments[0].keys() & environments[1].keys()):
         before, now = (environment[key] for environment in environments)
-        if before == now or "unknown" in (before, now) or (key == "workers" and elastic):
+        if before == now or "unknown" in (before, now) or key in ignored:
             continue
         if key == "reducer" and len({environment.get("workers") for environment in environments}) == 2:
             continue  # it follows from the number of workers
@@ -179,13 +179,13 @@ def causes(first: First, a: Run, b: Run) -> list[Cause]:
             from stagerun.engine.device import flags_apart
 
             text = f"{key}: {flags_apart(before, now)}"
-        found.append(Cause(_KINDS.get(key, "processor"), text))
+        candidates.append(Cause(_KINDS.get(key, "processor"), text))
     order = ["weights", "data", "schedule", "code", "library", "processor", "workers", "threads"]
     if first.start:
         order = _AT_START
     elif first.same is not None:  # the starting weights have led to the same state
         order.remove("weights")
-    return sorted((one for one in found if one.kind in order), key=lambda one: order.index(one.kind))
+    return sorted((one for one in candidates if one.kind in order), key=lambda one: order.index(one.kind))
 
 
 def _other_rates(first: First, a: Run, b: Run) -> bool:
@@ -226,16 +226,15 @@ def search(
     runs: tuple[Run, Run], stages: Sequence[str], again: bool, trust_code: bool, quiet: bool
 ) -> tuple[First | None, int]:
     """Return the first difference of two runs, and how many of their states were compared. `again`: train stretches again."""
-    found, compared = first_difference(*runs, stages)
-    if found is not None and (again or all(run.at(found.stage, found.iter) for run in runs)):
+    first, compared = first_difference(*runs, stages)
+    if first is not None and (again or all(run.at(first.stage, first.iter) for run in runs)):
         with signals.held():
             from stagerun.tools.states import Search, name_tensors  # and with it torch
 
-        name_tensors(found, runs)
+        name_tensors(first, runs)
         if again:
-            search = Search(found, runs, trust_code, quiet)
             try:
-                search.search()
+                Search(first, runs, trust_code, quiet).search()
             except StagerunError as error:
-                found.notes.append(f"it can't be trained again here: {error.message}")
-    return found, compared
+                first.notes.append(f"it can't be trained again here: {error.message}")
+    return first, compared

@@ -155,9 +155,8 @@ def _images(paths: tuple[str, str], train: Index, val: Index) -> Images:
         side=min(side, LARGEST_CROP) if len(shapes) > 1 else side,
         shorter=int(np.median(np.minimum(train.heights, train.widths))),
         mean=train.facts.mean_bgr,
-        deviation=tuple(
-            max(value, 1.0) for value in train.facts.deviation_bgr
-        ),  # 0 in a channel that is the same everywhere
+        # 0 in a channel that is the same everywhere
+        deviation=tuple(max(value, 1.0) for value in train.facts.deviation_bgr),
         sizes=tuple(np.bincount(train.labels[train.labels >= 0], minlength=classes).tolist()),
         mixed=len(shapes) > 1,
     )
@@ -190,16 +189,12 @@ def make(out: str, start: Start, train: str, val: str) -> tuple[Schedule, list[s
 
 
 def _tell_copies(train: Index, val: Index) -> None:
-    """Name images that are in both sets, with the same label."""
-    same, first, second = np.intersect1d(train.digests, val.digests, return_indices=True)
-    number = int(np.isin(val.digests, same).sum())
-    names = [
-        [os.fsdecode(each.key(i)).partition("_")[2] for i in at[:3]] for each, at in ((train, first), (val, second))
-    ]
-    pairs = [f"train {a} = val {b}" for a, b in zip(*names, strict=True)]
-    if number:
-        more = "; ..." if len(same) > 3 else ""
-        tell(f"note: {number} of {count(len(val), 'validation image')} train, too: {'; '.join(pairs)}{more}")
+    """Name images that are in both sets, with the same label; the finding `same-images` says what it means."""
+    _, *places = np.intersect1d(train.digests, val.digests, return_indices=True)
+    keys = zip(map(train.key, places[0]), map(val.key, places[1]), strict=True)
+    pairs = ["train {} = val {}".format(*(os.fsdecode(key).partition("_")[2] for key in pair)) for pair in keys]
+    if pairs:
+        tell(f"note: the same image in both sets: {listed(pairs, 3)}")
 
 
 def _base(base: str) -> Path:
@@ -211,7 +206,7 @@ def _base(base: str) -> Path:
     raise UsageError(f"--from {base}: not a schedule", hint)
 
 
-_SAME_CLASSES = "import both with the same class folders"
+_SAME_CLASSES = "import both with the same classes: `--synsets FILE` has one a line, also those without images"
 
 
 def _require_fitting(schedule: Schedule, path: str, train: Index, val: Index) -> None:
@@ -221,14 +216,8 @@ def _require_fitting(schedule: Schedule, path: str, train: Index, val: Index) ->
         missing, more = sorted({*names} - {*others}), sorted({*others} - {*names})
         different = [f"without {listed(missing, 5)}"] if missing else []
         different += [f"with {listed(more, 5)}"] if more else []
-        hint = _SAME_CLASSES
-        if missing and not more:
-            hint = (
-                f"write all classes of the training images into a file, one a line; remove {path}, and "
-                f"`stagerun data import FOLDER {path} --synsets FILE`"
-            )
         text = f"{path}: other classes than the training images: {' and '.join(different) or 'in another order'}"
-        raise DataError(text, hint)
+        raise DataError(text, _SAME_CLASSES)
     if (most := int(val.labels.max())) >= schedule.model.num_classes:
         message = f"{path}: label {most}, but the training images have {schedule.model.num_classes} classes"
         raise DataError(message, _SAME_CLASSES)

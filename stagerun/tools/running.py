@@ -79,7 +79,7 @@ class Run(Iterator[Event]):
         if (before := _RUNS.get(self.out.resolve())) is not None:
             before.close()
         _RUNS[self.out.resolve()] = self
-        # KeyboardInterrupt is raised in the main thread alone, and never in the midst of an iteration in another.
+        # KeyboardInterrupt is raised in the main thread alone, never during an iteration in another.
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "stagerun")
         self._seen = deque[Event | None]()  # notes, and the event that follows them
         stop = _Stop()

@@ -58,7 +58,7 @@ def network_for(model: str | None, weights: str | None) -> str:
             f"--weights {weights}: no such file", "published ones are named `torchvision/NAME` or `timm/NAME`"
         )
     if model is None and place is not None:
-        if place.kind not in (Kind.TORCHVISION, Kind.TIMM):
+        if not place.published:
             raise UsageError(
                 f"--weights {weights}: the network is missing",
                 "name it: `--model resnet18`, or `--model timm/resnet18` for one of timm's",
@@ -79,6 +79,7 @@ class Starter:
 
     def __init__(self, images: Images, model: str, weights: str | None) -> None:
         self.images, self.model, self.weights = images, model, weights
+        self.place = place_of(weights or "")
         self.channels = len(images.mean) if weights is None else 3
         self.head, self.rest, self.head_bias = list[str](), list[str](), False
         self.published: Preprocessing | None = None
@@ -95,7 +96,7 @@ class Starter:
         self.crop, self.why = self._crop()
         whole = not (tuned or images.mixed) and self.crop == images.shorter
         self.pad = max(2, self.crop // 8) if whole else 0
-        self.of, self.peak, self.decay = (64, 0.02, 1e-4) if tuned else (128, 0.1, 5e-4)
+        self.reference, self.peak, self.decay = (64, 0.02, 1e-4) if tuned else (128, 0.1, 5e-4)
         self.type = "AdamW" if any(word in model.lower() for word in _ATTENTION) else "SGD"
         if self.type == "AdamW":
             self.peak, self.decay = 5e-4, 0.05
@@ -134,7 +135,7 @@ class Starter:
             "# proto-file: protos/stagerun.proto",
             "# proto-message: Schedule\n#",
             *(f"# {line}" for line in textwrap.wrap(about, 118)),
-            "#\n# lint: ignore far-mean, other-sizes\n" if tuned else "",
+            "#\n# lint: ignore other-sizes\n" if tuned else "",
             f"name: {quoted(name)}\n\nmodel {{ name: {quoted(self.model)} {shape} }}\n\ndata {{",
             f"train {{ source: {quoted(train)} images: {number} }}",
             f"val {{ source: {quoted(val)} images: {evaluated} }}\n}}\n",
@@ -144,9 +145,10 @@ class Starter:
         return formatted("\n".join(lines) + "\n")
 
     def _shared(self) -> Iterator[str]:
-        halves = self.batch // 2 if self.batch >= 32 else self.batch  # for one worker or two
-        yield f"batch_size: {self.batch}\ndevice_batch_size: {halves}\ntest_batch_size: {self.batch}"
-        yield f"base_lr_batch: {self.of}  # the rates below are for {self.of} images, and scale with batch_size"
+        device_batch = self.batch // 2 if self.batch >= 32 else self.batch  # for one worker or two
+        yield f"batch_size: {self.batch}\ndevice_batch_size: {device_batch}\ntest_batch_size: {self.batch}"
+        of = self.reference
+        yield f"base_lr_batch: {of}  # the rates below are for {of} images, and scale with batch_size"
         yield f'type: "{self.type}"\nmomentum: 0.9' + ("\nmomentum2: 0.999" if self.type == "AdamW" else "")
         yield f"weight_decay: {self.decay:g}\ndecay_from: WARMUP_END"
         for name in map(quoted, self.head):
@@ -203,10 +205,11 @@ class Starter:
         yield self._stage("collapse", 0.18, (0.1, 0))
 
     def _tuning(self) -> Iterator[str]:
-        place = place_of(self.weights or "")
-        file = self.weights if place.kind in (Kind.TORCHVISION, Kind.TIMM) else os.path.abspath(self.weights or "")
+        file = self.weights or ""
+        if not self.place.published:
+            file = os.path.abspath(file)
         drop, freeze = ("[" + ", ".join(map(quoted, names)) + "]" for names in (self.head, self.rest))
-        weights = f"weights {{ file: {quoted(file or '')} drop: {drop} }}\nfreeze: {freeze}\n"
+        weights = f"weights {{ file: {quoted(file)} drop: {drop} }}\nfreeze: {freeze}\n"
         yield self._stage("head", 1 / 6, (1, 0.1), weights)
         yield self._stage("all", 4 / 6, (0.1, 1, 0.1))
         yield self._stage("collapse", 1 / 6, (0.1, 0))
@@ -223,10 +226,9 @@ class Starter:
         else:
             whose = "of these images: none are published"
             if self.published is not None:
-                own = place_of(self.weights).kind not in (Kind.TORCHVISION, Kind.TIMM)
-                whose = f"of {self.model}'s published weights" + (
-                    "; write others if your file has others" if own else ""
-                )
+                whose = f"of {self.model}'s published weights"
+                if not self.place.published:
+                    whose += "; if your file was trained with others, write those"
             yield f"network: {self.model} from {self.weights}, without {', '.join(self.head)}"
             yield "stages: the head alone, all at a tenth of its rate, a collapse"
         yield f"crop: {self.crop}: {self.why}; shorter sides of the images: {self.images.shorter} in the median"
@@ -234,8 +236,8 @@ class Starter:
         yield f"augmentation: {how}; mirror: remove it where left and right differ, as in letters"
         yield f"mean and deviation: {whose}"
         yield f"batch: {self.batch}, so that an epoch has {round(number / self.batch)} updates"
-        rate = self.peak * self.batch / self.of
-        yield f"rate: {self.type}, at most {rate:.3g}: {self.peak:g} for {self.of} images, scaled by the batch"
+        rate = self.peak * self.batch / self.reference
+        yield f"rate: {self.type}, at most {rate:.3g}: {self.peak:g} for {self.reference} images, scaled by the batch"
         yield f"length: {self.epochs:.3g} epochs, {round(self.epochs * number / self.batch)} updates"
 
 

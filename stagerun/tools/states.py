@@ -12,7 +12,6 @@ from xxhash import xxh3_64_intdigest
 
 from stagerun import store
 from stagerun.base.errors import StagerunError, StorageError
-from stagerun.base.recipe import Determinism
 from stagerun.base.snapshots import TRAINING_SET
 from stagerun.base.text import count
 from stagerun.comm import SoloComm
@@ -80,19 +79,19 @@ _FEW, _MOST_BITS = 2, 8  # values whose bits are shown, and bits of them
 
 def changes(before: codec.Tensors, now: codec.Tensors) -> list[Changed]:
     """Return the tensors that differ, in the order of their names; weights first."""
-    found = []
+    changed = []
     for name in sorted(before.keys() | now.keys(), key=lambda name: ("/" in name, name)):
         if name not in before or name not in now or before[name].shape != now[name].shape:
             size = (before if name in before else now)[name].numel()
-            found.append(Changed(name, size, size))
+            changed.append(Changed(name, size, size))
             continue
         one, other = (_bytes(tensors[name]) for tensors in (before, now))
         differing = np.flatnonzero((one != other).any(axis=1))
         if len(differing):
             bits = tuple((int(i), _bits(one[i] ^ other[i])) for i in differing[: _FEW + 1])
             shown = len(bits) <= _FEW and sum(len(numbers) for _, numbers in bits) <= _MOST_BITS
-            found.append(Changed(name, len(differing), len(one), bits if shown else ()))
-    return found
+            changed.append(Changed(name, len(differing), len(one), bits if shown else ()))
+    return changed
 
 
 def _bytes(tensor: Tensor) -> np.ndarray:
@@ -270,9 +269,8 @@ class Search:
         """Both runs come to the same state here: say with which of them it agrees, and what differs in the other."""
         first, agrees = self.first, [digest == here.digest for digest in recorded]
         if agrees[0] == agrees[1]:
-            why = differences(
-                self.runs[0].environment(first.stage, target), dict(here.environment), Determinism.ELASTIC
-            )
+            facts, order = self.runs[0].environment(first.stage, target), self.plans[0].schedule.determinism
+            why = differences(facts, dict(here.environment), order)
             first.notes.append("; ".join(["training again here agrees with neither run", *why]))
             return
         bad = int(agrees[0])

@@ -8,13 +8,13 @@ import torch
 import stagerun
 from stagerun.base.errors import ResumeRefused
 from stagerun.base.events import Note
-from stagerun.base.recipe import Determinism, Ensemble, Schedule, Stage
+from stagerun.base.recipe import IGNORED, Determinism, Ensemble, Schedule, Stage
 from stagerun.base.snapshots import TRAINING_SET, SnapshotRef, same_set
 from stagerun.base.text import listed
 from stagerun.comm import Comm, gather_json, layout_of
 from stagerun.data.transform import pixels_made_by
 from stagerun.engine.augment import colours_made_by
-from stagerun.engine.device import IGNORED, RECORDED_SINCE, differences, environment, flags_apart
+from stagerun.engine.device import RECORDED_SINCE, differences, environment, flags_apart
 from stagerun.plan import Plan, PlannedStage, State
 
 Environment = Callable[[Stage], Mapping[str, str]]
@@ -27,7 +27,7 @@ def other_machines(comm: Comm, device: torch.device, determinism: Determinism) -
     for rank, other in enumerate(others, 1):
         names = [
             name
-            for name in sorted((other.keys() | first.keys()) - {*IGNORED[determinism]})
+            for name in sorted((other.keys() | first.keys()) - IGNORED[determinism])
             if other.get(name) != first.get(name)
         ]
         differing = {name: other.get(name, "none") for name in names}
@@ -88,7 +88,8 @@ def promise(schedule: Schedule, planned: PlannedStage, now: dict[str, str], repl
     if TRAINING_SET in now and not tested:
         whole = all("index " in bits[TRAINING_SET] for bits in (before.environment, now))
         images = ", training images" if whole else ", training images as far as 32 of them show"
-    return Note(text=f"{what} is BIT-EXACT{like}: same torch build{images}, processor, instruction set, {alike}")
+    processor = "" if schedule.determinism is Determinism.PORTABLE else ", processor"
+    return Note(text=f"{what} is BIT-EXACT{like}: same torch build{images}{processor}, instruction set, {alike}")
 
 
 def promise_of_ensemble(
@@ -110,11 +111,9 @@ def require_exact(promise: Note | None, portable: bool = False) -> None:
     """Raise ResumeRefused unless the `promise` of the next step is BIT-EXACT. `portable`: `determinism: PORTABLE` asks for it."""
     if promise is not None and (promise.warning or "is BIT-EXACT" not in promise.text):
         asked = "`determinism: PORTABLE`" if portable else "--require-bit-exact"
-        without = (
-            "ELASTIC trains anew"
-            if portable
-            else "without the option training resumes here, equivalent but for rounding"
-        )
+        without = "without the option training resumes here, equivalent but for rounding"
+        if portable:
+            without = "a schedule with ELASTIC starts again from its first stage"
         raise ResumeRefused(f"{asked}: {promise.text}", f"run in the same environment; {without}")
 
 

@@ -242,3 +242,12 @@ def test_more_pictures_move_no_others_to_the_other_side(tmp_path):
     after = sides()
     assert all(small < large for small, large in zip(before, after, strict=True))
     assert [len(part) for part in before] == [51, 9]
+
+
+def test_validation_images_that_lack_a_class_keep_the_labels_of_the_others(tmp_path):
+    for i, name in enumerate(["train/a", "train/b", "train/c", "val/a", "val/c"] * 3):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / f"{i}.png").write_bytes(made_images.png(i, 8, 8))
+    assert stagerun("new", tmp_path / "out", "--train", tmp_path / "train", "--val", tmp_path / "val")[0] == 0
+    made = data_index.load(str(tmp_path / "out-val_lmdb"))
+    assert made is not None and sorted({*made.labels.tolist()}) == [0, 2] and made.facts.classes == ("a", "b", "c")

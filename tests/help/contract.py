@@ -73,6 +73,8 @@ class Case:
         played = ""
         for line, expected in zip(parts[1::2], parts[2::2], strict=True):
             said = _said(shlex.split(line), folder, command).replace(str(folder), "$FOLDER")
+            # Where the caret stands below the folder depends on its length.
+            said = re.sub(r"(\$FOLDER.*\n) *(?:\.\.\.)? *\^+\n", r"\1", said)
             played += f"$ {line}\n{_kept(expected, said)}"
         return played
 

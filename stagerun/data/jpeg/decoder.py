@@ -255,7 +255,7 @@ def cut(source: Buffer, header: Header, window: Window) -> bytearray | None:
         return None
     data, number = bytearray(view[: header.scan_at]), 0
     write_size(data, header.frame_at, window.part.height, window.part.width)
-    # Row by row of the grid: `columns` consecutive segments of the file, numbered anew.
+    # Row by row of the grid: `columns` consecutive segments of the file, with new numbers.
     for row in range(window.first_row, window.first_row + window.rows):
         first = row * cells.columns + window.first_column
         moved = len(data) - edges[first]

@@ -6,7 +6,7 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError, ExitCode, UsageError, listing
-from stagerun.base.text import count
+from stagerun.base.text import count, listed
 from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, flag, option
 from stagerun.data.importing.engine import Job, Work, run
-from stagerun.data.importing.images import Item, Pixels, Source, read_whole, regular, signature
+from stagerun.data.importing.images import Files, Item, Pixels, Source, read_whole, regular, signature
 from stagerun.data.importing.partial import ignored_text
 from stagerun.launch import StopRequest
 from stagerun.system.image_folder import can_not_open, is_class_folder
-from stagerun.system.image_sets import REPORT
+from stagerun.system.image_sets import REPORT, class_names
 from stagerun.system.lmdb_file import data_file
 from stagerun.tools.data import binary, files
 from stagerun.tools.data.files import DAMAGED, Images, SourceOptions, Text
@@ -292,12 +292,25 @@ def as_lmdbs(train: str, val: str | None, split_val: str | None, out: str, job: 
         for path, lmdb in ((train, f"{out}-train_lmdb"), (val, f"{out}-val_lmdb")):
             if is_class_folder(path):
                 tell(f"importing {path} into {lmdb}")
-                work = ImportWork(open_source(path, SourceOptions(), "folder"), path, ImportOptions())
-                made.append((lmdb, _make(work, lmdb, job)))
+                images = files.open_folder(path, SourceOptions())
+                if made:
+                    images = _in_classes(images, class_names(made[0][0]))
+                made.append((lmdb, _make(ImportWork(images, path, ImportOptions()), lmdb, job)))
             else:
                 made.append((path, ""))
     tell("\n".join(text.partition("\nin schedule")[0] for _, text in made if text))
     return made[0][0], made[1][0]
+
+
+def _in_classes(images: Files, classes: tuple[str, ...]) -> Files:
+    """Return validation images with the labels of the training images' classes, of which some may be missing. A class that only validates
+    leaves them as they are, for `new` to refuse."""
+    if not {*images.classes} <= {*classes}:
+        return images
+    if missing := [name for name in classes if name not in images.classes]:
+        tell(f"note: no images to validate: {listed(missing, 5)}")
+    labels = np.array([classes.index(name) for name in images.classes], np.int32)
+    return replace(images, classes=classes, labels=labels[images.labels])
 
 
 def _make(work: Work, out: str, options: JobOptions) -> str:

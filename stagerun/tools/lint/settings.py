@@ -19,7 +19,7 @@ from stagerun.base.recipe import (
     Transform,
 )
 from stagerun.base.text import MOST_LISTED, count, listed
-from stagerun.base.weights import Kind, Preprocessing
+from stagerun.base.weights import Preprocessing
 from stagerun.base.weights import place_of as weights_of
 from stagerun.language.networks import known_of
 from stagerun.language.rules.rule import Found, Rule
@@ -219,12 +219,14 @@ def _usual(it: StageFacts) -> str:
     """Return the normalisation that published weights need, else that of the stage's images; '' if both are unknown."""
     if (published := _published(it)) is not None:
         return published.numbers
-    own = [(round(mean, 1), round(deviation, 1)) for mean, deviation in _statistics(it)]
-    return _numbers([("mean_value", (mean for mean, _ in own)), ("std_value", (deviation for _, deviation in own))])
+    images = [(round(mean, 1), round(deviation, 1)) for mean, deviation in _statistics(it)]
+    return _numbers(
+        [("mean_value", (mean for mean, _ in images)), ("std_value", (deviation for _, deviation in images))]
+    )
 
 
 def _is_published(it: StageFacts) -> bool:
-    return it.stage.model.channels == 3 and weights_of(it.weights).kind in (Kind.TORCHVISION, Kind.TIMM)
+    return it.stage.model.channels == 3 and weights_of(it.weights).published
 
 
 def _published(it: StageFacts) -> Preprocessing | None:
@@ -281,13 +283,13 @@ def far_mean(it: StageFacts) -> Doubts:
     transform = it.solver.transform
     if it.weights or any(unscaled(it)) or not (transform.mean_value or transform.std_value):
         return
-    own, channels = _statistics(it), it.stage.model.channels
-    own *= channels if len(own) == 1 else 1
+    images, channels = _statistics(it), it.stage.model.channels
+    images *= channels if len(images) == 1 else 1
     means, stds = ((values * channels)[:channels] for values in (transform.mean_value, transform.std_value))
-    far = bool(means) and any(abs(v - m) > d for v, (m, d) in zip(means, own, strict=False))
-    off = (abs(v / transform.scale) / max(d, 1e-9) for v, (_, d) in zip(stds, own, strict=False))
-    odd = any(not 1 / OFF <= ratio <= OFF for ratio in off)
-    if len(own) == channels and (far or odd):
+    far = bool(means) and any(abs(v - m) > d for v, (m, d) in zip(means, images, strict=False))
+    off = (abs(v / transform.scale) / max(d, 1e-9) for v, (_, d) in zip(stds, images, strict=False))
+    outside = any(not 1 / OFF <= ratio <= OFF for ratio in off)
+    if len(images) == channels and (far or outside):
         name = "mean_value" if far else "std_value"
         text = f"`{name}` of {it.name} is far from the {'mean' if far else 'deviation'} of its images"
         yield f"transform_param.{name}", text, f"write `{_usual(it)}`"
