@@ -1,8 +1,8 @@
-"""Settings by which torch computes the same bits on every x86-64 processor with AVX2, for `determinism: PORTABLE`.
+"""Settings by which torch computes the same bits on every x86-64 processor with AVX2 and FMA, for `determinism: PORTABLE`.
 
 torch, oneDNN and MKL choose their kernels by the processor when they are loaded; these variables keep each to one choice. MKL's vector
 functions (square roots, tangents, logarithms in float64) know no such setting: stagerun takes square roots from numpy, which rounds as
-IEEE 754 asks.
+IEEE 754 asks. The C library rounds learning rates and mixup's weights; its powers, logarithms and sines have other code without FMA.
 """
 
 import os
@@ -23,8 +23,9 @@ def is_pinned() -> bool:
 
 def pin() -> None:
     """Set the variables for this process and those that it starts, before torch is loaded. UsageError where bits can't be portable."""
-    if "avx2" not in arithmetic()["processor flags"].split():
-        raise UsageError("`determinism: PORTABLE`: this processor lacks AVX2", "take another machine, or ELASTIC")
+    if missing := {"avx2", "fma"} - set(arithmetic()["processor flags"].split()):
+        lacks = " and ".join(sorted(missing)).upper()
+        raise UsageError(f"`determinism: PORTABLE`: this processor lacks {lacks}", "take another machine, or ELASTIC")
     if "torch" in sys.modules and not is_pinned():
         variables = [f"{name}={value}" for name, value in _PINNED.items()]
         raise UsageError(

@@ -167,7 +167,7 @@ class Search:
             self._compare_images()
         recorded = [self._recorded(run, target) for run in self.runs]
         one = self._again(0, target)
-        other = one if self._alike else self._again(1, target)
+        other = one if self._only("library", "processor") else self._again(1, target)
         if one.digest == other.digest:
             self._judge(one, recorded, target)
             return
@@ -177,11 +177,10 @@ class Search:
         else:
             self._narrow(one, other, target)
 
-    @property
-    def _alike(self) -> bool:
-        """Return whether both runs, trained again here, must come to the same: they differ in the machine alone, if at all."""
+    def _only(self, *kinds: str) -> bool:
+        """Return whether the runs differ in these alone, if at all. What another version of stagerun trained is trained again by this one."""
         other_code = [cause for cause in self.first.causes if not cause.text.startswith("stagerun ")]
-        return {cause.kind for cause in other_code} <= {"library", "processor"}
+        return {cause.kind for cause in other_code} <= set(kinds)
 
     def _recorded(self, run: Run, iter: int) -> str:
         """Return the digest of a run's state, by its log or its snapshot; '' if unknown."""
@@ -278,7 +277,7 @@ class Search:
         held, searched = held_by(self.runs[bad], first.stage, target), 0
         if held is not None:
             first.tensors, first.of = changes(here.tensors, held.tensors), len(here.tensors)
-        elif self._alike and recorded[bad]:
+        elif recorded[bad] and self._only("library", "processor", "workers", "threads"):
             changed, searched = upset_bit(here, recorded[bad])
             first.tensors, first.of = [changed] if changed is not None else None, len(here.tensors)
         if first.causes:

@@ -3,10 +3,14 @@
 Both train the same network on the same batches, which lie in memory as bytes, with the same settings: SGD with momentum 0.9 and
 weight decay, channels_last, one worker; on a GPU both are fed through the same prefetcher, and stagerun alone asks for deterministic
 algorithms, as it does when it trains. They take turns in blocks of a few steps. With `--own`, both are stagerun's loop: one trains the network
-from a Python file, the other the built-in one.
+from a Python file, the other the built-in one. With `--portable`, too, each in a process of its own: one has the settings of
+`determinism: PORTABLE`.
 """
 
+import argparse
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -173,6 +177,44 @@ def seconds(steps: Callable[[int], None], count: int, device: torch.device) -> t
     return (time.perf_counter() - started) / count, (time.process_time() - used) / count
 
 
+PINNED = """
+import pathlib, runpy, sys
+from stagerun.system import portable
+portable.pin()
+sys.argv = sys.argv[1:]
+sys.path.insert(0, str(pathlib.Path(sys.argv[0]).parent))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def compare_portable(name: str, rounds: int, count: int) -> None:
+    words = [__file__, "--threads", "1", "--case", name, "--serve"]
+    sides = [
+        subprocess.Popen(
+            [sys.executable, *more, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        for more in (["-c", PINNED], [])
+    ]
+    times: list[list[tuple[float, float]]] = [[], []]
+
+    def block(side: int, steps: int) -> tuple[float, float]:
+        print(steps, file=sides[side].stdin)
+        clock, cpu = map(float, sides[side].stdout.readline().split())
+        return clock, cpu
+
+    for side in (0, 1):
+        block(side, 2)
+    for side in turns((0, 1), rounds):
+        times[side].append(block(side, count))
+    for side in sides:
+        side.communicate()
+    (clock_a, cpu_a), (clock_b, cpu_b) = (tuple(zip(*found, strict=True)) for found in times)
+    print(
+        f"{name}, 1 thread, {rounds} blocks of {count} steps each, milliseconds: PORTABLE {spread([1000 * t for t in clock_a], 2)}, "
+        f"without {spread([1000 * t for t in clock_b], 2)}, ratio {ratio(clock_a, clock_b)}, of processor time {ratio(cpu_a, cpu_b)}"
+    )
+
+
 def compare(case: Case, own: bool, rounds: int, count: int) -> None:
     batches = make_batches(case)
     names = ("from a file", "built in") if own else ("stagerun", "by hand")
@@ -205,15 +247,28 @@ def main() -> None:
     asked.add_argument("--batch", type=int, default=None)
     asked.add_argument("--compile", action="store_true", help="have torch.compile make both networks' code")
     asked.add_argument("--own", action="store_true", help="a network from a file against the same one built in")
+    asked.add_argument(
+        "--portable", action="store_true", help="with the settings of PORTABLE against without, one thread"
+    )
+    asked.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)  # a side of --portable
     options = asked.parse_args()
     torch.set_num_threads(options.threads or torch.get_num_threads())
     settings = {"precision": recipe.Precision(options.precision.upper()), "compiled": options.compile}
     for name in options.case:
         case = replace(CASES[name], **settings, device=torch.empty(0, device=options.device).device)
         case = replace(case, batch=options.batch or case.batch)
+        if options.serve:
+            steps = ours(case, make_batches(case))
+            for line in sys.stdin:
+                print(*seconds(steps, int(line), case.device), flush=True)
+            return
         probe = by_hand(case, make_batches(case))
         probe(2)
-        compare(case, options.own, options.rounds, max(1, round(options.seconds / seconds(probe, 3, case.device)[0])))
+        count = max(1, round(options.seconds / seconds(probe, 3, case.device)[0]))
+        if options.portable:
+            compare_portable(name, options.rounds, count)
+        else:
+            compare(case, options.own, options.rounds, count)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,11 @@ class _Interpreter:
             start_new_session=True,
         )
         there.close()
-        atexit.register(self._here.close)
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        self._here.close()
+        self._process.wait(timeout=10)
 
     def ask(self, asked: dict[str, object], streams: tuple[int, int], timeout: float) -> int:
         with tempfile.TemporaryFile() as text:

@@ -3,10 +3,14 @@
 import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import photos
 import pytest
 import torch
 from facade import UsageError
@@ -20,6 +24,8 @@ PROVEN = {
     "adam": "39f85e4e3ad3ab88",
     "lars": "c45e16f7e2cb68f7",
     "own": "a6beaac930902d53",
+    "resnet18": "130f60c4869c3469",
+    "photos": "4907187bfebc9bd1",
 }
 SCHEDULE = """
 name: "portable"
@@ -56,6 +62,30 @@ stage {{
     type: "AdamW" momentum2: 0.999 base_lr: 0.001 lr_policy: "fixed" max_iter: {length}
   }}
 }}
+stage {{
+  name: "resnet18"
+  from: ""
+  solver_param {{
+    model {{ name: "resnet18" num_classes: 10 channels: 1 }}
+    base_lr: 0.02 lr_policy: "poly" power: 1 warmup_iter: 2 max_iter: {short}
+  }}
+}}
+"""
+PHOTOS = """
+name: "photos"
+determinism: PORTABLE
+model { name: "resnet_small" num_classes: 3 }
+data { train { source: "photos_lmdb" } val { source: "photos_lmdb" } }
+solver {
+  batch_size: 12 device_batch_size: 4 momentum: 0.9 test_batch_size: 24 audit_param { proof_iter: 2 }
+  base_lr: 0.02 lr_policy: "fixed" max_iter: 8
+  transform_param {
+    random_resized_crop_param {} crop_size: 32 mirror: true mean_value: 128 std_value: 60
+    rand_augment_param {} cutout_size: 8
+  }
+  test_transform_param { random_resize_param { min_size: 36 } crop_size: 32 mean_value: 128 std_value: 60 }
+}
+stage { name: "photos" solver_param {} }
 """
 NETWORK = """
 from torch import nn
@@ -69,21 +99,32 @@ def build(num_classes, channels):
 
 def make(folder: Path, data: Path, length: int = 12, every: int = 5) -> Path:
     folder.mkdir()
-    (folder / "schedule.prototxt").write_text(SCHEDULE.format(data=data, length=length, every=every))
+    (folder / "schedule.prototxt").write_text(SCHEDULE.format(data=data, length=length, short=length // 3, every=every))
     (folder / "net.py").write_text(NETWORK)
     return folder
 
 
-def command(*words: object, emulated: str = "") -> subprocess.CompletedProcess[str]:
-    """In a process that has not loaded torch, here or on an emulated processor."""
+def make_photos(folder: Path) -> Path:
+    """Stripes as JPEGs, with RandAugment."""
+    done = command("data", "import", photos.make_folder(folder / "photos"), folder / "photos_lmdb")
+    assert done.returncode == 0, done.stderr
+    (folder / "schedule.prototxt").write_text(PHOTOS)
+    return folder
+
+
+def python(emulated: str = "") -> list[str]:
     # qemu doesn't follow the link to a virtual environment's Python.
-    python = (
-        ["qemu-x86_64-static", "-cpu", emulated, os.path.realpath(sys.executable)] if emulated else [sys.executable]
-    )
-    path = os.pathsep.join([str(Path(stagerun.__file__).parents[1]), *sys.path])
-    called = [*python, "-m", "stagerun", *map(str, words)]
-    environment = os.environ | ({"PYTHONPATH": path} if emulated else {})
-    return subprocess.run(called, env=environment, capture_output=True, text=True, timeout=3600)
+    return ["qemu-x86_64-static", "-cpu", emulated, os.path.realpath(sys.executable)] if emulated else [sys.executable]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(stagerun.__file__).parents[1]), *sys.path])}
+
+
+def command(*words: object) -> subprocess.CompletedProcess[str]:
+    """In a process that has not loaded torch."""
+    called = [*python(), "-m", "stagerun", *map(str, words)]
+    return subprocess.run(called, env=environment(), capture_output=True, text=True, timeout=600)
 
 
 def proofs(out: Path) -> dict[tuple[str, int], str]:
@@ -104,10 +145,13 @@ def straight(data, tmp_path_factory):
     return schedule, folder / "one"
 
 
-def test_the_recorded_bits(straight):
+def test_the_recorded_bits(straight, tmp_path):
     if torch.__version__.partition("+")[0] != TORCH:
         pytest.skip(f"recorded with torch {TORCH}")
-    assert ends(straight[1]) == PROVEN
+    schedule = make_photos(tmp_path / "schedule")
+    done = command("run", schedule, "--out", tmp_path / "photos", "--nproc", 1)
+    assert done.returncode == 0, done.stderr
+    assert ends(straight[1]) | ends(tmp_path / "photos") == PROVEN
 
 
 def test_two_workers_and_a_stop_change_nothing(straight, tmp_path):
@@ -134,10 +178,40 @@ def test_what_it_cannot_hold_is_refused_by_name(straight, tmp_path):
     assert "MKL_CBWR=COMPATIBLE" in refused.value.hint
 
 
+def life(emulated: str, schedule: Path, out: Path, workers: int, until: int | None) -> None:
+    """Start workers by hand, since the launcher would start them on this processor; SIGKILL to all once `until` states are proven."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    words = ["-m", "stagerun", "run", str(schedule), "--out", str(out), "--timeout", "off", "--threads", "1"]
+    started = []
+    with (out.parent / f"{workers}.txt").open("ab") as printed:
+        for rank in range(workers):
+            place = {"RANK": rank, "WORLD_SIZE": workers, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": workers}
+            variables = environment() | meeting | {name: str(value) for name, value in place.items()}
+            started.append(subprocess.Popen([*python(emulated), *words], env=variables, stdout=printed, stderr=printed))
+    try:
+        while any(one.poll() is None for one in started):
+            if until is not None and (out / "log.jsonl").exists() and len(proofs(out)) >= until:
+                break
+            time.sleep(0.2)
+    finally:
+        for one in started:
+            one.kill()
+    ends = [-signal.SIGKILL if until is not None else 0] * workers
+    assert [one.wait() for one in started] == ends, Path(printed.name).read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("qemu-x86_64-static") is None, reason="needs Debian's qemu-user-static")
 @pytest.mark.parametrize("processor", ["Haswell", "Skylake-Client", "EPYC-v2", "EPYC-Rome"])
-def test_an_emulated_processor_has_the_same_bits(straight, processor, tmp_path):
-    schedule, one = straight
-    done = command("run", schedule, "--out", tmp_path / "out", "--nproc", 1, "--timeout", "off", emulated=processor)
-    assert done.returncode == 0 and proofs(tmp_path / "out") == proofs(one), done.stderr
+def test_an_emulated_processor_has_the_same_bits_for_any_workers_through_kills(data, processor, tmp_path):
+    schedules = make(tmp_path / "schedule", data, length=60), make_photos(tmp_path / "photos")
+    lives = [(1, 20), (2, 45), (3, 70), (1, 95), (2, None)], [(1, None)]
+    for schedule, its in zip(schedules, lives, strict=True):
+        native, out = tmp_path / f"{schedule.name}-native", tmp_path / f"{schedule.name}-out"
+        done = command("run", schedule, "--out", native, "--nproc", 1)
+        assert done.returncode == 0, done.stderr
+        for workers, until in its:
+            life(processor, schedule, out, workers, until)
+        assert proofs(out) == proofs(native)

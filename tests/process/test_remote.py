@@ -57,7 +57,7 @@ def test_a_job_that_is_stopped_or_loses_a_host_or_its_launcher(schedule, tmp_pat
     """An endless run on hosts a and b, once it trains. Each process of a host leaves its number."""
     ssh = ssh_that(tmp_path, f"echo $$ > {tmp_path}/$host.pid", 'exec unshare -u sh -c "hostname $host; $command"')
     out = tmp_path / "out"
-    run = small.start(schedule, out, "--hosts", "a,b", "--ssh", ssh, *small.ENDLESS)
+    run = small.start(schedule, out, "--hosts", "a,b", "--ssh", ssh, "--timeout", "iteration=10s", *small.ENDLESS)
     try:
         small.wait_for(out / "snapshots" / "init-00000004-a0001", run)
         os.kill(run.process.pid if whom == "launcher" else int((tmp_path / f"{whom}.pid").read_text()), number)

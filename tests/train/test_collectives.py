@@ -62,6 +62,7 @@ def job(workers: int, folder: Path) -> Iterator[tuple[TorchComm, Counter[str]]]:
         comm.close()
 
 
+@pytest.mark.long
 def test_a_run_makes_as_many_collectives_with_900_workers_as_with_two(tmp_path):
     """At the start, in an iteration, at a snapshot and at the end."""
     data, found = nan_help.make_data(tmp_path / "data"), []

@@ -171,6 +171,7 @@ def test_a_run_that_was_ended_goes_on_to_the_same_bits(few, tmp_path, compress, 
     assert ends(tmp_path / "out") == ends(tmp_path / "whole")
 
 
+@pytest.mark.long
 def test_fixed_goes_on_with_other_workers_and_says_what_becomes_of_residuals(few, tmp_path):
     folder = schedule(tmp_path / "s", few, POWER_SGD, "FIXED")
     lives(folder, tmp_path / "out", 2, stop_after=3)

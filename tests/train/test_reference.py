@@ -134,7 +134,9 @@ def batch_sizes(found: re.Match[str]) -> str:
     return f"batch_size: {4 * passes} device_batch_size: 4"
 
 
-@pytest.mark.parametrize("name", GALLERY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if "inception" in name else name for name in GALLERY]
+)
 def test_gallery(name, tmp_path):
     assert_same(shorter(name, tmp_path, GALLERY[name]), tmp_path / "out")
 

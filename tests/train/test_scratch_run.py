@@ -64,6 +64,7 @@ def locked(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
+@pytest.mark.long
 def test_copied_before_training(base, disk, tmp_path):
     seen = events(base, tmp_path / "out", disk)
     assert f"the images were copied to {disk}: 598.0 kB in" in notes(seen)

@@ -55,6 +55,7 @@ def tensors(out: Path, file: str) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in decode((end / file).read_bytes()).items()}
 
 
+@pytest.mark.long
 def test_the_run_after_caffes_snapshot_a_resumed_one_and_another_state(tmp_path):
     folder = folder_of(tmp_path / "s")
     caffe_nets.write_fashion(folder, 4800, 1)
