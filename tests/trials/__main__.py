@@ -15,7 +15,12 @@ from trial import Invalid, Peer, Trial
 PAGE = Path(__file__).with_name("RESULTS.md")
 BEGIN, END = "<!-- written by scripts/dev trials --write -->", "<!-- end -->"
 Results = dict[str, dict[str, str]]
-PACKAGES = {"stagerun": "torch", "Lightning": "lightning torch torchdata", "Accelerate": "accelerate torch torchdata"}
+PACKAGES = {
+    "stagerun": "torch",
+    "Lightning": "lightning torch torchdata",
+    "Accelerate": "accelerate torch torchdata",
+    "Composer": "mosaicml torch",
+}
 
 
 def peers(environments: Path) -> list[Peer]:
@@ -28,6 +33,7 @@ def peers(environments: Path) -> list[Peer]:
         Peer("stagerun", Path(sys.executable), "on_stagerun.py", {}),
         peer("Lightning"),
         peer("Accelerate", nan="the loop is its user's"),
+        peer("Composer", plateau="no scheduler that follows a metric", best="no checkpoint of the best epoch"),
         peer("Keras", processes=one, uneven=one),
         peer("timm", processes=gpus, uneven=gpus, patience="no early stopping"),
     ]

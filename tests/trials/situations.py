@@ -113,7 +113,7 @@ def processes(make: Make) -> str:
 
 def restored(whole: list[float], life: Life) -> int | None:
     """The update from which a life goes on, by its learning rate; None where that tells nothing."""
-    return whole.index(life.rates[0]) if len(set(whole)) == len(whole) and life.rates[0] in whole else None
+    return whole.index(life.rates[0]) if whole.count(life.rates[0]) == 1 else None
 
 
 def rates(make: Make, at: float, **settings) -> str:
@@ -212,7 +212,7 @@ def nan(make: Make) -> str:
 
 def two_runs(make: Make) -> str:
     trial = make()
-    trial.start({"slow": 0.4})
+    trial.start({"slow": 1.0})
     trial.until(lambda: len([line for line in trial.trace(1) if "ids" in line]) >= 2)
     process = trial.process
     second, alive = trial.life(), process.poll() is None

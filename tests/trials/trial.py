@@ -158,7 +158,7 @@ class Trial:
         files = {path: stat for path, stat in self.files().items() if stat.st_size > 2000}
         newest = max(stat.st_mtime for stat in files.values())
         last = [(stat.st_size, stat.st_mtime, path) for path, stat in files.items() if newest - stat.st_mtime < 0.02]
-        path = max(last)[2]
+        path = max(last)[2].resolve()  # not a link to it
         content = path.read_bytes()
         path.unlink()  # another name of the same file keeps its content
         path.write_bytes(content[: int(len(content) * part)])
