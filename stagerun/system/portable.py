@@ -9,12 +9,9 @@ import os
 import sys
 
 from stagerun.base.errors import UsageError
-from stagerun.base.text import listed
 from stagerun.system.host import arithmetic
 
 _PINNED = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "COMPATIBLE"}
-# A sum over several threads has another order for another number of them; --threads still decides.
-_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def is_pinned() -> bool:
@@ -27,9 +24,10 @@ def pin() -> None:
         lacks = " and ".join(sorted(missing)).upper()
         raise UsageError(f"`determinism: PORTABLE`: this processor lacks {lacks}", "take another machine, or ELASTIC")
     if "torch" in sys.modules and not is_pinned():
-        variables = [f"{name}={value}" for name, value in _PINNED.items()]
+        variables = " ".join(f"{name}={value}" for name, value in _PINNED.items())
         raise UsageError(
             "`determinism: PORTABLE`: torch was loaded without its settings",
-            f"start Python with {listed(variables, 3)}, or import torch after `stagerun.run`",
+            f"start Python with `{variables}`, or import torch after `stagerun.run`",
         )
-    os.environ.update(_PINNED | _ONE_THREAD)
+    # A sum over several threads has another order for another number of them; --threads still decides.
+    os.environ.update(_PINNED, OMP_NUM_THREADS="1")

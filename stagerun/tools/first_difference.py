@@ -32,10 +32,7 @@ _KINDS = {
 }
 # Prefixes of fields that act through an update's learning rate, which the log has.
 _POLICY = tuple("base_lr lr_ power gamma step warmup_ decay_from policy_start end_lr knot plateau".split())
-_AT_START = ["weights", "schedule", "code", "library"]  # causes of another state at a stage's start
-_DATA = {MEAN_DIGEST, LABELS}
 MOST_NAMED = 4
-_FARTHEST = 1 << 50  # a position that no run reaches
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +114,7 @@ class Run:
             state = store.read_file(DISK, snapshots_folder(self.out) / ref.name, STATE, MOST_STATE)[1]
             batch = ref.whole("solver.batch_size", 1)
             begins = progress_of({STATE: state}).position - ref.iter * batch
-            if abs(begins) < _FARTHEST:
+            if abs(begins) < 1 << 50:  # else damaged: no run comes so far
                 return begins + after * batch, begins + until * batch - 1
         return None
 
@@ -158,7 +155,7 @@ def causes(first: First, a: Run, b: Run) -> list[Cause]:
         by_rate = name in ("max_iter", "momentum", "weight_decay") or name.startswith(_POLICY)
         if before == now or (by_rate and not _other_rates(first, a, b)):
             continue
-        kind = "weights" if key == WEIGHTS_DIGEST else "data" if key in _DATA else "schedule"
+        kind = "weights" if key == WEIGHTS_DIGEST else "data" if key in (MEAN_DIGEST, LABELS) else "schedule"
         if key.startswith(CODE):
             kind, name = "code", key.removeprefix(CODE)
         if key in FILES or kind == "code":  # digests
@@ -182,7 +179,7 @@ def causes(first: First, a: Run, b: Run) -> list[Cause]:
         candidates.append(Cause(_KINDS.get(key, "processor"), text))
     order = ["weights", "data", "schedule", "code", "library", "processor", "workers", "threads"]
     if first.start:
-        order = _AT_START
+        order = ["weights", "schedule", "code", "library"]
     elif first.same is not None:  # the starting weights have led to the same state
         order.remove("weights")
     return sorted((one for one in candidates if one.kind in order), key=lambda one: order.index(one.kind))

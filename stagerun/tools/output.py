@@ -6,19 +6,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stagerun import store
+from stagerun.base.code import Sources, code_of
 from stagerun.base.errors import StagerunError, UsageError, listing
 from stagerun.base.recipe import Sampling, Schedule, Stage
 from stagerun.command.shared import output_folder
 from stagerun.data.weights import looked_at
 from stagerun.language import consent, load
+from stagerun.language.code import reserved_name
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.stored import read_foreign
 from stagerun.logs.log_file import LOG, read_last_life
 from stagerun.plan import Plan, make_plan, under
 from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.system.image_sets import with_imports
+from stagerun.system.typed import json_object
 from stagerun.train.keeper import ALL, Selection
-from stagerun.train.progress import MOST_RECIPE, RECIPE
+from stagerun.train.progress import CODE, MOST_CODE, MOST_RECIPE, RECIPE
 from stagerun.train.results import figures_file
 
 DISK = store.LocalDisk()
@@ -123,14 +126,12 @@ def stored_schedule(out: Path, trust_code: bool) -> Schedule:
     refs = {ref.stage: ref for ref in snapshots.snapshots}
     stages = [_as_trained(out, stage, refs.get(stage.name)) for stage in schedule.stages]
     if code := list(dict.fromkeys(name for stage in stages for name in consent.asked(stage))):
-        from stagerun.tools.weights.snapshot import sources_in
-
         if not trust_code:
             raise UsageError(
                 f"the schedule in snapshot {newest.name} runs Python that it names: {listing(code, 'and')}",
                 "read it; --trust-code runs the snapshot's copy, and with the schedule's folder DIR its own files are taken",
             )
-        sources = sources_in(DISK, out / "snapshots" / newest.name)
+        sources = sources_in(out / "snapshots" / newest.name)
         stages = [consent.trusted(stage, sources) for stage in stages]
         files = [(RECIPE, ""), *sources.files]
         schedule = replace(schedule, files=tuple((f"{out}/{path}", text) for path, text in files))
@@ -149,3 +150,16 @@ def _as_trained(out: Path, stage: Stage, ref: store.SnapshotRef | None) -> Stage
         if trained.name == (ref.trained_as or ref.stage) and same:
             stage = replace(trained, name=stage.name, enabled=stage.enabled, group=stage.group)
     return replace(stage, identity=dict(ref.identity))
+
+
+def sources_in(folder: Path) -> Sources:
+    """Return the Python in a snapshot's folder. ValueError if no run has written it."""
+    has_code = CODE in store.inspect_folder(DISK, folder).files
+    texts = json_object(store.read_file(DISK, folder, CODE, MOST_CODE)[1]) if has_code else {}
+    for path, text in texts.items():
+        if not isinstance(text, str):
+            raise ValueError(f"{CODE}: {path[:40]!a} is not a text")
+        code_of(f"{path}:name")
+        if reserved_name(path):
+            raise ValueError(f"{CODE}: {path} has the name of a module of Python's or torch's")
+    return Sources(str(folder / CODE), tuple((path, str(text)) for path, text in sorted(texts.items())))

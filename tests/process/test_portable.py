@@ -161,6 +161,8 @@ def test_two_workers_and_a_stop_change_nothing(straight, tmp_path):
     assert stopped.returncode == 0, stopped.stderr
     done = command("run", schedule, "--out", tmp_path / "two", "--nproc", 1)
     assert done.returncode == 0 and proofs(tmp_path / "two") == proofs(one), done.stderr
+    verified = command("verify", tmp_path / "two", "--trust-code", "--proofs", 2)
+    assert verified.returncode == 0 and "\nBIT-EXACT" in verified.stdout, verified.stderr
 
 
 def test_what_it_cannot_hold_is_refused_by_name(straight, tmp_path):

@@ -9,24 +9,20 @@ from torch import Tensor, nn
 
 from stagerun import store
 from stagerun.base import recipe
-from stagerun.base.code import Sources, code_of
 from stagerun.base.errors import ResumeRefused, UsageError, listing
 from stagerun.base.text import size
 from stagerun.command.ending import tell
 from stagerun.engine.codec import decode
 from stagerun.engine.state import placed, restore
-from stagerun.language.code import reserved_name
 from stagerun.language.consent import asked, require_consent
 from stagerun.language.stored import read_foreign
 from stagerun.models import build
 from stagerun.system.host import available_memory
 from stagerun.system.image_sets import with_imports
-from stagerun.system.typed import json_object
+from stagerun.tools.output import DISK, sources_in
 from stagerun.tools.weights import SETS, Chosen
 from stagerun.train.progress import (
     AVERAGE,
-    CODE,
-    MOST_CODE,
     MOST_RECIPE,
     RECIPE,
     SLACK,
@@ -56,8 +52,7 @@ def open_snapshot(
     Python that the recipe names runs with `trust_code`: the snapshot's copy, or the files of `schedule`. These run without it, too, if the
     snapshot was trained with the same. Damaged, ResumeRefused, StorageError, PermissionDenied; UsageError for code that isn't trusted.
     """
-    disk = store.LocalDisk()
-    ref, content = store.read_file(disk, folder, RECIPE, MOST_RECIPE)
+    ref, content = store.read_file(DISK, folder, RECIPE, MOST_RECIPE)
     try:
         held = read_foreign(content.decode())
         trained = held.stage(ref.stage)
@@ -68,10 +63,10 @@ def open_snapshot(
                     _require_same_code(ref, trained.model, schedule.stage(stage))
                 sources = schedule.python
             elif trust_code:
-                sources = sources_in(disk, folder)
+                sources = sources_in(folder)
             trained = replace(trained, model=replace(trained.model, sources=sources))
             require_consent(trained.model, f"snapshot {folder.name}")
-        ref, files = store.read_folder(disk, folder, _most_bytes(folder.name, trained.model))
+        ref, files = store.read_folder(DISK, folder, _most_bytes(folder.name, trained.model))
         if len(files[WEIGHTS]) < _NARROWEST * elements(trained.model):  # seen without building the network
             text = f"snapshot {ref.name} does not fit network `{trained.model.name}`: its weights have too few bytes"
             raise ResumeRefused(text, "no run has written that")
@@ -129,19 +124,6 @@ def _require_same_code(ref: store.SnapshotRef, model: recipe.Model, now: recipe.
             f"snapshot {ref.name} was trained with other code than the schedule names now: {listing(changed, 'and')}",
             "--trust-code takes the schedule's files as they are; the snapshot itself with --trust-code runs its copy",
         )
-
-
-def sources_in(disk: store.LocalDisk, folder: Path) -> Sources:
-    """Return the Python in a snapshot's folder. ValueError if no run has written it."""
-    has_code = CODE in store.inspect_folder(disk, folder).files
-    texts = json_object(store.read_file(disk, folder, CODE, MOST_CODE)[1]) if has_code else {}
-    for path, text in texts.items():
-        if not isinstance(text, str):
-            raise ValueError(f"{CODE}: {path[:40]!a} is not a text")
-        code_of(f"{path}:name")
-        if reserved_name(path):
-            raise ValueError(f"{CODE}: {path} has the name of a module of Python's or torch's")
-    return Sources(str(folder / CODE), tuple((path, str(text)) for path, text in sorted(texts.items())))
 
 
 def saved_weights(stored: Stored, ema: bool) -> dict[str, Tensor]:
