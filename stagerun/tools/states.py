@@ -279,7 +279,7 @@ class Search:
             first.tensors, first.of = changes(here.tensors, held.tensors), len(here.tensors)
         elif recorded[bad] and self._only("library", "processor", "workers", "threads"):
             changed, searched = upset_bit(here, recorded[bad])
-            first.tensors, first.of = changed and [changed], len(here.tensors)
+            first.tensors, first.of = [changed] if changed else None, len(here.tensors)
         if first.causes:
             first.notes.append(text)
         elif first.tensors is not None and all(one.bits for one in first.tensors):
