@@ -130,30 +130,6 @@ def test_any_number_of_wrong_sets():
     assert messages(changes=("a.ty\udcffpe=SGD",)) == ["the argument is not UTF-8"]
 
 
-def test_a_set_for_all_that_reaches_no_stage_is_a_mistake():
-    for name in ("solver.max_iter", "solver.max_epoch", "solver.base_lr"):
-        assert messages(changes=(f"{name}=3",)) == [f"`{name}` reaches no stage: each overrides it"]
-    # Nothing is said of it beside a file that can't be read.
-    assert not any("reaches" in m for m in messages(a="base_lr: 0.1 max_iter: ", changes=("solver.max_iter=9",)))
-
-
-def test_origins():
-    schedule = read(a=A + "momentum: 0.7", changes=("a.display=5", "a.transform_param.pad=0"))
-    origins = schedule.stage("a").origins
-    layers = {k: (o.layer, o.text) for k, o in origins.items()}
-    assert layers["solver.momentum"] == ("stage", "0.7")
-    assert layers["solver.max_iter"] == ("stage", "max_epoch: 2.5")
-    assert layers["solver.batch_size"] == ("schedule", "100")
-    assert layers["solver.display"] == ("--set", "5")
-    assert layers["solver.transform_param.pad"] == ("--set", "0")
-    assert layers["solver.transform_param.mirror"] == ("schedule", "true")
-    assert layers["solver.weight_decay"] == ("default", "0.0")
-    assert layers["data.train.images"] == ("schedule", "1000")
-    assert str(origins["solver.momentum"].span) == "a.prototxt:2:11"
-    assert origins["solver.weight_decay"].span is None
-    assert schedule.stage("a").identity.keys() < origins.keys()
-
-
 SAME = [
     {"a": A.replace("max_epoch: 2.5", "max_iter: 25")},
     {"a": "# a comment\n" + A.replace("0.1", "1e-1").replace(" ", "\n  ") + "weight_decay: -0.0 type: 'SGD' carry { }"},

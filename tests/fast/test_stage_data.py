@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import made_schedules
-from facade import Inventory, Schedule, Source, Stage, read_recipe
+from facade import Inventory, Schedule, Source, Stage
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,14 +45,6 @@ def test_the_same_images_written_once_more_change_nothing():
     assert [s.identity for s in plain.stages] == [s.identity for s in said.stages]
     assert language.canonical(plain) == language.canonical(said)
     assert "last_used" not in language.canonical(plain)
-
-
-def test_the_canonical_form_reads_back():
-    two = SMALL.replace("} }", '} val { source: "v" images: 100 name: "x" } val { source: "w" images: 9 name: "y" } }')
-    s = read(two=two)
-    found = read_recipe(language.canonical(s))
-    assert [stage.data for stage in found.stages] == [stage.data for stage in s.stages]
-    assert language.canonical(found) == language.canonical(s)
 
 
 def test_which_set_goes_on_is_part_of_the_identity_since_paths_are_not():
