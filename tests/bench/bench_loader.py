@@ -220,10 +220,6 @@ def rates(setting: Setting, options: argparse.Namespace) -> None:
             side.end()
 
 
-def datum(data: bytes, i: int) -> bytes:
-    return Datum(data=data, label=i % 1000, encoded=True).SerializeToString()
-
-
 def main() -> None:
     asked = parser(__doc__, rounds=9, threads=1)
     asked.add_argument("--seconds", type=float, default=3.0, help="length of a block")
@@ -240,7 +236,8 @@ def main() -> None:
         sys.exit(f"there are no JPEGs in {photos}")
     with tempfile.TemporaryDirectory(prefix="stagerun-bench-") as folder:
         setting = Setting(f"{folder}/plain", f"{folder}/prepared", options.threads, InterpMode(options.interp))
-        write_lmdb(setting.plain, (datum(data, i) for i, data in enumerate(files)))
+        datums = (Datum(data=data, label=i % 1000, encoded=True) for i, data in enumerate(files))
+        write_lmdb(setting.plain, (datum.SerializeToString() for datum in datums))
         if options.prepared != "no":
             done = contract.stagerun(["data", "import", "--prepare", setting.plain, setting.prepared], Path(folder))
             if done.exit_code:
