@@ -195,17 +195,6 @@ def test_ensembles_come_last():
     assert said in render_budget(end)
 
 
-@given(st.floats(1.0, 400.0), st.integers(0, 19))
-def test_a_budget_agrees_with_the_hours(seconds, iter):
-    refs = (part(iter),) if iter else ()
-    plan = make_plan(TREE, Inventory(refs))
-    end = budget(plan, HOURS, seconds)
-    whole = HOURS.opening + sum(p.total for p in left(plan, HOURS).values() if p is not None)
-    assert end.total == pytest.approx(whole) and end.done == (seconds >= end.total)
-    if not end.done:
-        assert 0 <= end.iter <= end.last
-
-
 # -- what a run measured
 
 

@@ -13,17 +13,7 @@ from unittest.mock import patch
 import contract
 import log_help
 import pytest
-from facade import (
-    Event,
-    Failed,
-    JsonLines,
-    PieceStarted,
-    Retraced,
-    RunFinished,
-    SnapshotWritten,
-    StageStarted,
-    Stopped,
-)
+from facade import Event, Failed, JsonLines, PieceStarted, Retraced, RunFinished, SnapshotWritten, StageStarted, Stopped
 from log_help import evaluated, finished, iterated, stage_started
 from made_up_runs import STAGES, Story, killed_and_resumed, three_seeds
 
