@@ -216,9 +216,6 @@ def test_a_mean_image_is_named_where_it_is(tmp_path):
     write(tmp_path, net=net.replace("crop_size: 8", "crop_size: 8 random_resize_param { min_size: 9 }"))
     solver = imported(tmp_path).stages[0].solver
     assert solver.transform.mean_value == (2, 15, 7)  # of each channel: pixels have no place in it
-    mean.write_bytes(b"\xff\xff")
-    code, said = run(tmp_path)
-    assert code == ExitCode.RECIPE and "mean.binaryproto is not a mean image" in said
 
 
 CUT = (

@@ -1,10 +1,9 @@
 """From texts to a Schedule: inheritance, pairs, --set, defaults, order, identity."""
 
 import dataclasses
-import re
 
 import pytest
-from facade import RecipeError, recipe, tree, write_lmdb
+from facade import RecipeError, recipe, tree
 
 from stagerun import language
 
@@ -33,19 +32,6 @@ def messages(**texts: object) -> list[str]:
     with pytest.raises(RecipeError) as caught:
         read(**texts)
     return [p.message for p in caught.value.problems]
-
-
-def test_defaults_and_units():
-    schedule = read()
-    solver = schedule.stage("a").solver
-    assert (schedule.name, schedule.seed, schedule.keep_snapshots) == ("small", 1, 3)
-    assert schedule.data.train.path == "/runs/small/train"
-    assert [val.path for val in schedule.data.val] == ["/val"]
-    assert (solver.max_iter, solver.warmup_iter, solver.random_seed, solver.test_batch_size) == (25, 5, 1, 10)
-    assert solver.type == "SGD" and solver.display == 100 and solver.carry_data and not solver.carry_momentum
-    assert solver.test_transform == recipe.Transform(scale=0.5, crop_size=24, mean_value=(1, 2, 3))
-    assert schedule.stage("b").parent == "a" and schedule.stage("a").parent is None
-    assert [name for name, _ in schedule.files] == ["schedule.prototxt", "a.prototxt", "b.prototxt"]
 
 
 def test_an_evaluation_sees_the_channels_of_training_and_nothing_drawn():
@@ -224,19 +210,6 @@ def test_images_that_are_not_written_are_those_of_the_lmdb():
     # What is written is not looked up.
     written = language.read(texts | {"schedule.prototxt": SCHEDULE}, "/runs/small", (), "", {}.__getitem__)
     assert written.data.train.images == 1000
-
-
-def test_where_there_is_no_lmdb_no_number_is_made_up(tmp_path):
-    assert messages(schedule=UNCOUNTED) == ["Source lacks `images`"] * 2
-    for name, text in (("schedule", UNCOUNTED), ("a", A), ("b", B)):
-        (tmp_path / f"{name}.prototxt").write_text(text)
-    write_lmdb(str(tmp_path / "train"), [b"a", b"b", b"c"])
-    with pytest.raises(RecipeError) as caught:
-        language.load(tmp_path)
-    (problem,) = caught.value.problems
-    assert problem.message == "Source lacks `images`, and its images can't be counted: /val: no such folder"
-    assert problem.span.line == 3 and "write `images: N`" in problem.hint and not re.search("[0-9]", problem.hint)
-    assert language.load(tmp_path, ["data.val.images=2"]).data.train.images == 3
 
 
 def test_spare_classes_are_no_part_of_what_a_snapshot_is_made_from():

@@ -57,11 +57,6 @@ def test_which_set_goes_on_is_part_of_the_identity_since_paths_are_not():
     assert used(two=SMALL + " carry { data: RESTART }") == [None, None, "2 stages before"]
 
 
-def test_a_set_may_be_changed_on_the_command_line():
-    s = read(SMALL, "", "", SCHEDULE, "data.val.source=/elsewhere")
-    assert [stage.data.val[0].path for stage in s.stages] == ["/elsewhere"] * 3
-
-
 SEVERAL = SCHEDULE.replace(
     'val { source: "v" images: 100 }',
     'val { source: "v" images: 100 name: "v1" } val { source: "w" images: 50 name: "v2" }',
