@@ -5,7 +5,6 @@ import hashlib
 import json
 import re
 import shutil
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -247,13 +246,6 @@ def test_the_saved_page_is_one_file_and_its_policy_names_its_script(folder):
 
 
 # -- the command
-
-
-def test_a_port_that_is_taken(folder):
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        result = CliRunner().invoke(main, ["view", str(folder), "--port", str(port)])
-    assert result.exit_code == 64 and f"can't listen on --host 127.0.0.1, --port {port}" in result.stderr
 
 
 def test_a_page_hears_of_a_file_that_is_saved(folder):

@@ -43,7 +43,6 @@ _BY_MODULE = {
     "schedule.image_size": "crop_size",
     "schedule.improvement": "follow_losses FRESH",
     # Plans and snapshots
-    "plan.counting": "targets",
     "plan.hours": "cost_key",
     "tools.rehearse.schedule": "rehearsal",
     "plan.render": "render_json render_text",
@@ -84,7 +83,6 @@ _BY_MODULE = {
     "logs.log_file": "JsonLines Log read_last_life",
     "logs.console": "Console",
     "logs.table": "TensorBoard",
-    "train.options": "RunOptions",
     "train.progress": "AVERAGE MOMENTUM Progress RECIPE STATE WEIGHTS most_bytes",
     "train.restore": "restored",
     "train.run": "run",
