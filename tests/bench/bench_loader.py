@@ -4,7 +4,7 @@ Each side turns the same photographs into uint8 batches of 64: a rectangle as to
 224 x 224, flipped half of the time. Each is a process of its own; they take turns in blocks of a few seconds. It counts the processor time,
 user and system, of the whole tree of processes from one moment of rest to the next.
 
-  stagerun       its loader on an LMDB, by each way of decoding asked for, on files as they are (plain) and after
+  stagerun       its loader on an LMDB, by the fastest way of decoding here and by simplejpeg, on files as they are (plain) and after
                  `stagerun data import --prepare`
   pillow         torch's DataLoader, one worker process per thread, with torchvision's transforms on Pillow's pictures
   opencv         the same with cv2.imdecode and cv2.resize (linear)
@@ -13,7 +13,6 @@ The two give tensors of 3 x 224 x 224, as their users do; stagerun's 224 x 224 x
 read the LMDB that stagerun reads, through py-lmdb.
 """
 
-import argparse
 import contextlib
 import io
 import os
@@ -130,12 +129,11 @@ class Setting:
     plain: str  # LMDBs
     prepared: str
     threads: int
-    interp: InterpMode
 
 
 def stagerun(setting: Setting, tier: str, prepared: bool) -> Counted:
     records = LmdbSource(setting.prepared if prepared else setting.plain)
-    param = Transform(crop_size=SIDE, mirror=True, random_resized_crop=RandomResizedCrop(interp_mode=setting.interp))
+    param = Transform(crop_size=SIDE, mirror=True, random_resized_crop=RandomResizedCrop(interp_mode=InterpMode.LINEAR))
     options = {"channels": 3, "num_classes": 1000, "seed": 1, "shuffle": True, "threads": setting.threads, "tier": tier}
     loader = made_images.loader(records, param, train=True, **options)
     with loader.stream((n * BATCH, BATCH) for n in range(1 << 40)) as batches:
@@ -201,37 +199,25 @@ def data_loader(setting: Setting, data: type[WithPillow]) -> Counted:
         yield len(labels)
 
 
-def rates(setting: Setting, options: argparse.Namespace) -> None:
-    available = [tier.name for tier in jpeg.tiers() if tier.available]
-    tiers = options.tier or ([available[0], "simplejpeg"] if available[0] != "simplejpeg" else available[:1])
+def rates(setting: Setting, rounds: int, seconds: float) -> None:
+    fastest = next(tier.name for tier in jpeg.tiers() if tier.available)
     sides = []
-    for prepared in (False, True):
-        if (options.prepared == "no" and prepared) or (options.prepared == "only" and not prepared):
-            continue
-        for tier in tiers:
+    for prepared in (False, True) if Path(setting.prepared).exists() else (False,):
+        for tier in dict.fromkeys((fastest, "simplejpeg")):
             name = f"stagerun {'prepared' if prepared else 'plain'} {tier}"
             sides.append(Side(name, lambda t=tier, p=prepared: stagerun(setting, t, p)))
     sides.append(Side("pillow", lambda: data_loader(setting, WithPillow)))
     sides.append(Side("opencv", lambda: data_loader(setting, WithOpenCV)))
     try:
-        compare(sides, options.rounds, options.seconds)
+        compare(sides, rounds, seconds)
     finally:
         for side in sides:
             side.end()
 
 
-def datum(data: bytes, i: int) -> bytes:
-    return Datum(data=data, label=i % 1000, encoded=True).SerializeToString()
-
-
 def main() -> None:
     asked = parser(__doc__, rounds=9, threads=1)
     asked.add_argument("--seconds", type=float, default=3.0, help="length of a block")
-    asked.add_argument("--tier", nargs="+", help="ways of decoding; default: the fastest here, and simplejpeg")
-    asked.add_argument(
-        "--prepared", choices=("yes", "no", "only"), default="yes", help="stagerun on prepared files too"
-    )
-    asked.add_argument("--interp", choices=("LINEAR", "ANTIALIAS", "AUTO"), default="LINEAR", help="stagerun's")
     asked.add_argument("--photos", type=Path, help="a folder of JPEGs; default: made by `scripts/dev bench photos`")
     options = asked.parse_args()
     photos = options.photos or make_photos(Path(".data/photos"), 300)
@@ -239,15 +225,14 @@ def main() -> None:
     if not files:
         sys.exit(f"there are no JPEGs in {photos}")
     with tempfile.TemporaryDirectory(prefix="stagerun-bench-") as folder:
-        setting = Setting(f"{folder}/plain", f"{folder}/prepared", options.threads, InterpMode(options.interp))
-        write_lmdb(setting.plain, (datum(data, i) for i, data in enumerate(files)))
-        if options.prepared != "no":
-            done = contract.stagerun(["data", "import", "--prepare", setting.plain, setting.prepared], Path(folder))
-            if done.exit_code:
-                print(f"nothing is prepared: {done.output}")
-                options.prepared = "no"
+        setting = Setting(f"{folder}/plain", f"{folder}/prepared", options.threads)
+        datums = (Datum(data=data, label=i % 1000, encoded=True) for i, data in enumerate(files))
+        write_lmdb(setting.plain, (datum.SerializeToString() for datum in datums))
+        done = contract.stagerun(["data", "import", "--prepare", setting.plain, setting.prepared], Path(folder))
+        if done.exit_code:
+            print(f"nothing is prepared: {done.output}")
         print(f"{len(files)} JPEGs of {np.mean([len(f) for f in files]) / 1e3:.0f} kB, {options.threads} thread(s)")
-        rates(setting, options)
+        rates(setting, options.rounds, options.seconds)
 
 
 if __name__ == "__main__":

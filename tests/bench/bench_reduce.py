@@ -8,7 +8,7 @@ of the first way's times to those of each. Processor time is the steadier one on
 of the first step, and whether the last step's, in the same process, are the same.
 
 Ways: `ours` (determinism: FIXED), `late` (the same, but nothing is sent before backward is over), `elastic` (determinism: ELASTIC), `ddp`
-(torch's settings), `views` (DDP with gradient_as_bucket_view), `alone` (nothing is sent: what a step computes).
+(torch's settings).
 """
 
 import argparse
@@ -55,8 +55,8 @@ class Way:
         self.tail = torch.zeros(10_000, dtype=torch.float64)  # about as much as the BatchNorm statistics of a ResNet-18
         self.reducer: Reducer | None = self._reducer()
         self.forward: Callable[[Tensor], Tensor] = self.model
-        if name in ("ddp", "views"):
-            self.forward = DistributedDataParallel(self.model, gradient_as_bucket_view=name == "views")
+        if name == "ddp":
+            self.forward = DistributedDataParallel(self.model)
         self.steps: list[float] = []
         self.exposed: list[float] = []
         self.worked: list[float] = []  # seconds of all processors together

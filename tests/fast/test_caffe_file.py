@@ -55,10 +55,7 @@ def imported(files: Mapping[str, bytes], *words: str) -> None:
 
 
 @examples(150, suppress_health_check=list(HealthCheck))
-@given(
-    st.integers(0, 2**32),
-    st.sampled_from(["", "", "main", "collapse,main", "main,drop"]),
-)
+@given(st.integers(0, 2**32), st.sampled_from(["", "", "main", "collapse,main", "main,drop"]))
 def test_damaged_folders(seed, order):
     chance = random.Random(seed)
     imported(damaged(chance.choice(SEEDS), chance), *(["--order", order] if order else []))

@@ -58,14 +58,6 @@ def test_rules_have_what_is_written_around_them_then_the_default_of_their_method
     assert rule.qstates == 255
 
 
-def test_a_start_in_epochs_and_a_change_of_it_in_the_other_unit():
-    text = "method: THRESHOLD start_epoch: 2.1"
-    assert compression(text).start_iter == 11
-    assert compression(text, ("a.compress_param.start_iter=3",)).start_iter == 3
-    assert compression("method: THRESHOLD start_iter: 3", ("a.compress_param.start_epoch=2",)).start_iter == 10
-    assert compression(text, ("a.batch_size=40",)).start_iter == 5
-
-
 def test_what_is_written_is_part_of_the_identity():
     texts = "qstates: 255", "qstates: 15", "start_iter: 1", "param { method: NONE }"
     schedules = [read(), *(read(f"compress_param {{ method: QSGD {text} }}") for text in texts)]

@@ -45,12 +45,6 @@ def test_a_batch_is_what_its_positions_say():
     assert all(np.array_equal(image[:, :, 0], grey(i)) for image, i in zip(found.images, indices, strict=True))
 
 
-def test_an_evaluation_sees_centre_crops_in_key_order():
-    found = loader(param=Transform(crop_size=25), train=False, shuffle=False).batch(3, 4)
-    expected = np.stack([grey(i)[1:26, 1:26, None] for i in range(3, 7)])  # (28 - 25) // 2 is 1
-    assert np.array_equal(found.images, expected)
-
-
 @pytest.mark.parametrize("depth", [1, 2, 9])
 def test_the_background_gives_the_same_batches(depth):
     requests = [(0, 8), (40, 8), (48, 3), (990, 20)]

@@ -113,22 +113,18 @@ def test_the_side_file_follows_the_sources(source, disk):
 
 
 def test_what_a_killed_copy_left_is_not_believed(source, disk):
-    stop_after(source, disk, 4 * BLOCK)
-    partial = disk / HOME / f"{look(source).name}.partial"
-    flip(partial / "data.mdb", 100)
-    with (partial / "blocks").open("a") as journal:
-        journal.write(f"8 {'0' * 64}\n99999 {'0' * 64}\nnonsense\n\xe9 ".encode().decode("latin-1") + "7 abc")
-    assert data(one(source, disk).path) == data(source)
-
-
-def stop_after(source: str, disk: Path, count: int) -> None:
     done = [0]
 
     def watch(progress: Progress) -> None:
         done[0] = progress.done
 
     with pytest.raises(CopyStopped):
-        one(source, disk, watch=watch, stop=lambda: done[0] >= count)
+        one(source, disk, watch=watch, stop=lambda: done[0] >= 4 * BLOCK)
+    partial = disk / HOME / f"{look(source).name}.partial"
+    flip(partial / "data.mdb", 100)
+    with (partial / "blocks").open("a") as journal:
+        journal.write(f"8 {'0' * 64}\n99999 {'0' * 64}\nnonsense\n\xe9 ".encode().decode("latin-1") + "7 abc")
+    assert data(one(source, disk).path) == data(source)
 
 
 @pytest.mark.parametrize("damage", ["cut off", "deleted", "manifest", "suspect"])

@@ -106,14 +106,8 @@ def test_a_stage_in_parts():
 
 
 def test_images_per_second():
-    hours = at_images_per_second(TREE, 50.0)
-    trunk, collapse = hours.speeds["trunk"], hours.speeds["collapse"]
-    # An image that is evaluated takes a third; test_iter 2 of 50 images; averaged weights are evaluated as well.
-    assert (trunk.iteration, trunk.test, trunk.inner_test) == (2.0, pytest.approx(2.0), pytest.approx(100 / 150))
-    assert collapse.test == pytest.approx(4.0)
-    assert hours.left_out == ("snapshots", "the start of each stage", "the start of the job")
-    text = render_hours(make_plan(TREE, Inventory()), hours)
-    assert text.startswith("about 2 min 09 s left at 50 images/s\n") and "a third of what training takes" in text
+    trunk = at_images_per_second(TREE, 50.0).speeds["trunk"]
+    assert trunk.inner_test == pytest.approx(100 / 150), "test_iter 2 of 50 images, each of which takes a third"
     known = at_images_per_second(TREE, 50.0, Measured(blocked=0.5, written=3.0, start=1.0, opening=7.0))
     assert known.left_out == () and "(the job)" in render_hours(make_plan(TREE, Inventory()), known)
     quick = replace(HOURS, speeds=dict.fromkeys(STAGES, replace(SPEED, start=0.01)), opening=0.2)
@@ -193,17 +187,6 @@ def test_ensembles_come_last():
     assert not end.stage and end.finished == ("trunk", "long", "collapse")
     said = "ends in the evaluation of the ensembles, after trunk, long, collapse\n  training is saved"
     assert said in render_budget(end)
-
-
-@given(st.floats(1.0, 400.0), st.integers(0, 19))
-def test_a_budget_agrees_with_the_hours(seconds, iter):
-    refs = (part(iter),) if iter else ()
-    plan = make_plan(TREE, Inventory(refs))
-    end = budget(plan, HOURS, seconds)
-    whole = HOURS.opening + sum(p.total for p in left(plan, HOURS).values() if p is not None)
-    assert end.total == pytest.approx(whole) and end.done == (seconds >= end.total)
-    if not end.done:
-        assert 0 <= end.iter <= end.last
 
 
 # -- what a run measured

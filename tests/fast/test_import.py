@@ -8,17 +8,7 @@ import cv2
 import made_images
 import numpy as np
 import pytest
-from facade import (
-    SIDE_FILE,
-    DataError,
-    Datum,
-    SourceOptions,
-    build,
-    engine,
-    index,
-    open_source,
-    order,
-)
+from facade import SIDE_FILE, DataError, Datum, SourceOptions, build, engine, index, open_source, order
 from facade import images as importing
 from PIL import Image
 
@@ -77,48 +67,27 @@ def test_a_folder_becomes_what_convert_imageset_makes(tmp_path):
     assert made_with is not None and made_with.facts.classes == ("n00000000", "n00000001", "n00000002")
 
 
-def test_classes_mix(tmp_path):
-    """Sorted by class, as they come, a batch would hold one class alone."""
-    images = [(f"{i // 50}/{i}.jpg", i // 50, made_images.jpeg(i % 5, 8, 8)) for i in range(200)]
-    made(Given(*images), tmp_path / "out")
-    labels = [record.label for record in records(tmp_path / "out").values()]
-    assert all(len(set(labels[start : start + 20])) == 4 for start in range(0, 200, 20))
-    made(Given(*images), tmp_path / "plain", no_shuffle=True)
-    assert [record.label for record in records(tmp_path / "plain").values()] == sorted(labels)
-
-
 def test_odd_images_are_taken_by_rule_and_listed(tmp_path):
     cmyk = tmp_path / "cmyk.jpg"
     Image.fromarray(np.full((20, 30, 4), 90, np.uint8), "CMYK").save(cmyk)
     whole = made_images.jpeg(1)
     source = Given(
         ("a/cmyk.JPEG", 0, cmyk.read_bytes()),
-        ("a/really.JPEG", 1, made_images.png(2)),
-        ("a/cut.JPEG", 1, whole[:-30]),
-        ("a/empty.JPEG", 1, b""),
         ("a/text\n.JPEG", 1, b"hello"),
         ("a/gone.JPEG", 1, DataError("gone.JPEG: no such file")),
         ("a/whole.JPEG", 2, whole),
         ("a/below.JPEG", -1, whole),
         ("a/" + "x" * 505, 1, whole),
     )
-    result = made(source, tmp_path / "out", max_bad=6, no_shuffle=True)
+    result = made(source, tmp_path / "out", max_bad=4, no_shuffle=True)
     # What is left out keeps its number, as in convert_imageset.
-    taken = ["00000000_a/cmyk.JPEG", "00000001_a/really.JPEG", "00000006_a/whole.JPEG"]
+    taken = ["00000000_a/cmyk.JPEG", "00000003_a/whole.JPEG"]
     assert list(records(tmp_path / "out")) == taken
-    counts = {
-        "CMYK": 1, "PNG named .JPEG": 1, "truncated": 1, "empty": 1, "not an image": 1, "can't be read": 1,
-        "bad label": 1, "name too long": 1,
-    }  # fmt: skip
-    assert dict(result.counts) == counts and result.bad == 6
+    counts = dict.fromkeys(("CMYK", "not an image", "can't be read", "bad label", "name too long"), 1)
+    assert dict(result.counts) == counts and result.bad == 4
     report = (tmp_path / "out" / REPORT).read_text()
-    for line in (
-        "CMYK\ta/cmyk.JPEG",
-        "truncated\ta/cut.JPEG: the JPEG data ends",
-        "not an image\ta/text?.JPEG: the file",
-    ):
-        assert f"\n{line}" in report
-    with pytest.raises(DataError, match="6 of 9 images can't be used"):
+    assert "\nCMYK\ta/cmyk.JPEG" in report and "\nnot an image\ta/text?.JPEG: the file" in report
+    with pytest.raises(DataError, match="4 of 6 images can't be used"):
         made(source, tmp_path / "strict")
 
 
@@ -195,16 +164,14 @@ def test_formats_of_pixels_are_stored_as_pixels(tmp_path):
     (record,) = records(tmp_path / "small").values()
     assert (record.channels, record.height, record.width, record.encoded) == (1, 4, 3, False)
 
-
-def test_colours_are_stored_by_channel(tmp_path):
-    """B, G, R, one after the other; CIFAR has R, G, B."""
+    # CIFAR has R, G, B, which become B, G, R, one channel after the other.
     rgb = np.random.default_rng(1).integers(0, 256, (3, 32, 32), np.uint8)
     folder = tmp_path / "cifar-100-binary"
     folder.mkdir()
     (folder / "train.bin").write_bytes(bytes([0, 4]) + rgb.tobytes())
     (folder / "fine_label_names.txt").write_text("".join(f"c{i}\n" for i in range(100)))
-    made(open_source(str(folder), SourceOptions()), tmp_path / "out")
-    (record,) = records(tmp_path / "out").values()
+    made(open_source(str(folder), SourceOptions()), tmp_path / "colours")
+    (record,) = records(tmp_path / "colours").values()
     assert record.label == 4 and record.data == rgb[::-1].tobytes() and record.channels == 3
 
 

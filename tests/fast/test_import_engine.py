@@ -179,17 +179,9 @@ def test_another_work_in_the_same_place_is_refused(tmp_path):
     assert "--restart" in error.value.hint
     assert run(Numbers(version=2), out, job(restart=True)).started_at == 0
     refused(out, "exists already")
+    refused(out, "exists already.*remove it", restart=True)
     again: Result = run(Numbers(version=2), out, job())
     assert again.already and again.records == 140
-
-
-def test_a_complete_one_is_not_made_again_nor_taken_for_what_it_is_not(tmp_path, expected):
-    out = str(tmp_path / "expected")
-    refused(out, "exists already.*remove it", restart=True)
-    refused(out, "exists already", max_bad=9)
-    again = run(Numbers(), out, job(max_bad=10))
-    assert (again.already, again.records, again.bad) == (True, 140, 10)
-    assert content(tmp_path / "expected") == expected
 
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path):

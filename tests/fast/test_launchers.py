@@ -166,8 +166,7 @@ def test_names(text, names):
 
 
 @pytest.mark.parametrize(
-    "text, tasks",
-    [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), *((text, []) for text in ("", "2(x", "x", "2(x999999999)"))],
+    "text, tasks", [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), *((text, []) for text in ("", "2(x", "x", "2(x999999999)"))]
 )
 def test_tasks_per_node(text, tasks):
     if tasks:

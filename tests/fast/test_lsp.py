@@ -1,6 +1,5 @@
 """What `stagerun lsp` answers: the same as `check`, `plan --why` and `help`, at the right place. process/test_lsp_server has an editor."""
 
-import random
 import re
 import sys
 from pathlib import Path
@@ -61,27 +60,7 @@ def offered(folder: Path, marked: str, name: str = "schedule.prototxt") -> dict[
     return {one.label: one.text_edit.new_text for one in proposals(found, text, place)} if place else {}
 
 
-def test_any_text_has_places():
-    rng, kind = random.Random(1), look("/", {"/schedule.prototxt": ""}).kinds["/schedule.prototxt"]
-    words = [*re.findall(r"\w+|\S", TREE), "[", "]", "<", ">", "{", "}", "'", "#", "\n", "\U0001f600", "\r\n"]
-    for _ in range(300):
-        text = " ".join(rng.choices(words, k=rng.randint(0, 40)))
-        line = rng.randint(0, text.count("\n"))
-        target_at(text, kind, line, rng.randint(0, len(text.split("\n")[line])))
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("", ""),
-        ("base_lr", "base_rl"),
-        ('"trunk@100"', '"x"'),
-        ("{", "}"),
-        ("fixed", "step"),
-        ("2", "0"),
-        ('"trunk"', '"no_file"'),
-    ],
-)
+@pytest.mark.parametrize(("old", "new"), [("", ""), ("base_lr", "base_rl"), ("{", "}"), ('"trunk"', '"no_file"')])
 def test_mistakes_and_findings_are_those_of_check(folder, old, new):
     (folder / "schedule.prototxt").write_text(TREE.replace(old, new, 1))
     found = look(str(folder), {}).problems

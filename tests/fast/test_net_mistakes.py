@@ -61,7 +61,7 @@ def test_a_net_of_many_layers_is_read():
     assert len(net_texts.net_from(text).train.layers) == MANY + 3
 
 
-def damaged_braces() -> list[str]:
+def test_a_brace_too_few_or_too_many_is_a_mistake_with_a_place():
     """LeNet with each line that has a brace, and each brace alone, left out or doubled."""
     lines = (GOLDEN / "lenet.prototxt").read_text().splitlines(keepends=True)
     found = []
@@ -71,12 +71,8 @@ def damaged_braces() -> list[str]:
         for at in places:
             instead += [line[:at] + line[at + 1 :], line[:at] + line[at] * 2 + line[at + 1 :]]
         found += ["".join([*lines[:i], one, *lines[i + 1 :]]) for one in instead]
-    return found
-
-
-def test_a_brace_too_few_or_too_many_is_a_mistake_with_a_place():
     refused = 0
-    for text in damaged_braces():
+    for text in found:
         try:
             net_texts.net_from(text, (1, 28, 28))
         except RecipeError as error:

@@ -60,33 +60,6 @@ def epochs(schedule: Schedule) -> list[float]:
     return [s.solver.max_iter * s.solver.batch_size / schedule.data.train.images for s in schedule.stages]
 
 
-def test_colour_pictures_in_the_stages_of_fashion_collapse(tmp_path, train, val):
-    out = tmp_path / "clothes"
-    code, said, _ = stagerun("new", out, "--from", "fashion_collapse", "--train", train, "--val", val)
-    assert code == 0
-    assert re.findall(r"^  (stagerun \w+ \S+)", said, re.M) == [
-        f"stagerun {c} {out}" for c in ("plan", "rehearse", "run")
-    ]
-    schedule = load(out)
-    assert (schedule.name, schedule.model.num_classes, schedule.model.channels) == ("clothes", 3, 3)
-    assert schedule.data.val
-    assert [(s.path, s.images) for s in (schedule.data.train, *schedule.data.val)] == [
-        (str(train), 400),
-        (str(val), 30),
-    ]
-    side_file = data_index.load(str(train))
-    assert side_file is not None
-    for stage in schedule.stages:
-        solver = stage.solver
-        assert solver.transform.crop_size in (24, None) and solver.transform.scale == 1
-        assert solver.transform.std_value == pytest.approx(side_file.facts.deviation_bgr, rel=1e-3)
-        assert solver.transform.mean_value == pytest.approx((127, 127, 127), abs=9)
-    assert epochs(schedule) == pytest.approx(epochs(load(gallery() / "fashion_collapse")), abs=0.5 * 128 / 400 + 0.01)
-    text = (out / "schedule.prototxt").read_text()
-    assert "Fashion" not in text and "quickstart" not in text
-    assert stagerun("check", out)[0] == 0
-
-
 @pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "solvers").iterdir()))
 def test_every_schedule_of_the_gallery_keeps_its_epochs_and_loses_its_claims(name):
     folder = gallery() / name
@@ -145,7 +118,10 @@ def test_grey_pictures_in_a_schedule_of_colour_ones(tmp_path):
     assert stagerun("new", tmp_path / "out", "--from", folder, "--train", grey, "--val", grey)[0] == 0
     schedule = load(tmp_path / "out")
     assert (schedule.model.channels, len(schedule.stages[0].solver.transform.mean_value)) == (1, 1)
-    assert schedule.stages[0].solver.transform.std_value[0] > 20
+    side_file = data_index.load(str(grey))
+    assert side_file is not None
+    assert schedule.stages[0].solver.transform.mean_value == pytest.approx(side_file.facts.mean_bgr, rel=1e-3)
+    assert schedule.stages[0].solver.transform.std_value == pytest.approx(side_file.facts.deviation_bgr, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -153,8 +129,6 @@ def test_grey_pictures_in_a_schedule_of_colour_ones(tmp_path):
     [
         ("there --train TRAIN --val VAL", 64, "already exists"),
         ("out --train TRAIN --val VAL --from fashion_collaps", 64, "did you mean `fashion_collapse`?"),
-        ("out --train no --val VAL", 65, "no such folder"),
-        ("out --train TRAIN", 64, "--val: missing"),
         ("out --train MIXED --val OTHER", 65, "with class3"),
         ("out --train MIXED --val VAL --from fashion_collapse", 65, "takes 128 images, and the set has 20"),
         ("out --train VAL --val VAL --from resnet50_72ep", 65, "4096 images"),
@@ -169,18 +143,7 @@ def test_a_mistake_and_nothing_is_written(tmp_path, train, val, words, code, mes
     first, *others = [str(named.get(word, word)) for word in shlex.split(words)]
     exit_code, _, said = stagerun("new", tmp_path / first, *others)
     assert exit_code == code and message in said
-    assert os.listdir(tmp_path / "there") == ["file"] and {p.name for p in tmp_path.iterdir()} == {
-        "there",
-        "mixed",
-        "other",
-    }
-
-
-def test_class_folders_are_imported_first(tmp_path, train, val):
-    code, _, said = stagerun("new", tmp_path / "own", "--train", train.parent / "files", "--val", val.parent / "files")
-    assert code == 0 and f"importing {train.parent / 'files'}" in said
-    schedule = load(tmp_path / "own")
-    assert schedule.data.train.path == str(tmp_path / "own-train_lmdb") and schedule.data.train.images == 400
+    assert os.listdir(tmp_path / "there") == ["file"] and sorted(os.listdir(tmp_path)) == ["mixed", "other", "there"]
 
 
 def test_without_a_side_file_the_records_are_read(tmp_path, train, val):

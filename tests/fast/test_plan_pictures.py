@@ -17,7 +17,6 @@ from click.testing import CliRunner, Result
 from facade import Note, Reader, Schedule, chart, make_picture
 from log_help import evaluated, iterated
 from long_log import line, write_log
-from made_schedules import schedule, stage
 
 import stagerun
 from stagerun.cli import main
@@ -29,10 +28,6 @@ SOLVERS = Path(__file__).parents[2] / "solvers"
 
 def pictures() -> list[Schedule]:
     return [load(SOLVERS / "resnet50_72ep"), made_schedules.steps(), made_schedules.branches()]
-
-
-def alone(**settings: object) -> chart.StagePicture:
-    return make_picture(schedule(stage("main", **settings))).stages["main"]
 
 
 @pytest.mark.parametrize("of", pictures(), ids=lambda s: s.name)
@@ -91,10 +86,6 @@ def show_piece() -> chart.Picture:
     return make_picture(load(SOLVERS / "resnet50_72ep"))
 
 
-def small() -> chart.Picture:
-    return make_picture(made_schedules.branches())
-
-
 def run(out: Path, picture: chart.Picture, **log: Any) -> chart.Run:
     return chart.Run(label="", history=Reader(write_log(out, picture, **log), 300).read(), alive=True)
 
@@ -125,24 +116,6 @@ def test_a_plan_has_its_stages_labels_and_bands():
     for group in [e for e in svg.iter("g") if "data-stage" in e.attrib]:  # reached with the keyboard, and read aloud
         assert (group.get("tabindex"), group.get("role")) == ("0", "button")
         assert group.findtext("title") == group.get("aria-label")
-
-
-def test_the_pointer_gets_what_the_trainer_does():
-    picture = show_piece()
-    for one in values(tree(picture))["stages"]:
-        rates = dict(picture.stages[one["name"]].rates)
-        assert one["n"] == picture.stages[one["name"]].iterations
-        assert {int(iter): pytest.approx(rate, rel=1e-5) for iter, rate in rates.items()} == dict(
-            zip(*one["lr"], strict=True)
-        )
-    last = values(tree(picture))["stages"][-1]["settings"]
-    assert {name: texts for name, (_, texts) in last.items()} == {
-        "weight decay": ["0.0002"],
-        "momentum": ["0.9"],
-        "batch": ["4096"],
-        "augmentation": ["mirror, crop 224"],
-        "image size": ["224"],
-    }
 
 
 # -- runs
@@ -187,7 +160,7 @@ def test_all_evaluations_are_shown_and_what_the_schedule_no_longer_has_is_said_n
 
 
 def test_names_and_texts_are_never_markup(tmp_path):
-    picture = small()
+    picture = make_picture(made_schedules.branches())
     past = run(tmp_path, picture, restarts=1).history
     first = picture.stages["main"]
     first.name, first.marks, first.settings = NASTY, (), {**first.settings, "augmentation": [(0, NASTY)]}
@@ -264,15 +237,6 @@ def test_a_file_and_nothing_beside_it(folder, tmp_path):
     assert b"var(" not in first and b"data-" not in first, "a converter of SVG knows no variables"
     called("plan", folder, "--plot", target)
     assert target.read_bytes() == first
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [([], {"epochs", "10"}), (["--set", "main.max_iter=100000"], {"2000"}), (["--set", "solver.base_lr=0"], {"main"})],
-)
-def test_axes(folder, tmp_path, words, says):
-    called("plan", folder, "--plot", tmp_path / "x.svg", *words)
-    assert says <= {*written(tmp_path / "x.svg")}
 
 
 def test_a_notebook_shows_the_plan_and_its_picture(folder):

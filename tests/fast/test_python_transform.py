@@ -119,14 +119,3 @@ def test_what_draws_elsewhere_is_found_before_training():
         loader(records(), function(body)).preflight()
     assert "draw from the generator" in error.value.hint
     loader(records(), function("def augment(image, rng):\n    return image\n")).preflight()
-
-
-def test_the_files_are_what_a_snapshot_depends_on():
-    def identity(**files: str) -> dict[str, str]:
-        texts = {"schedule.prototxt": SCHEDULE, **{f"{name}.py": body for name, body in files.items()}}
-        return dict(read(texts, "/schedules/s").stages[0].identity)
-
-    was = identity(aug=AUGMENT, noise="AMOUNT = 30\n")
-    assert was["solver.transform_param.python"] == '"aug.py:augment"'
-    now = identity(aug=AUGMENT, noise="AMOUNT = 31\n")
-    assert {k for k in was if was[k] != now[k]} == {"code.noise.py"}

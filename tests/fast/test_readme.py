@@ -95,12 +95,6 @@ def test_the_map_has_every_folder():
     assert tuple(re.findall(r"^\| `(\w+)(?:/|\.py)` \|", internals, re.M)) == TRUNK
 
 
-def test_ci_runs_the_whole_suite_and_readme_names_both_ways():
-    assert "scripts/test --all" in (ROOT / ".ci" / "run").read_text().splitlines()
-    contributing = TEXTS["README"][TEXTS["README"].index("## Contributing") :]
-    assert re.search(r"^    scripts/test +#", contributing, re.M) and "\n    scripts/test --all " in contributing
-
-
 def test_pages_and_pictures_are_all_used():
     listed = contract.stagerun(["help"], ROOT).stdout
     assert all(f"\n  {name} " in listed for name in FILES if name != "README")

@@ -215,33 +215,6 @@ def test_progress_lines_say_what_was_sent_and_how_stale_it_was(dense, iterations
     assert [re.sub(".*images/s  (.*?)[0-9]+ s left.*", r"\1", line) for line in lines] == words
 
 
-@pytest.mark.parametrize(
-    "dense, iterations, words", [(DENSE, SENT, "2.4 % of dense"), (0, STALE, "staleness 0, at most 0")]
-)
-def test_so_does_the_live_line_where_there_is_room(dense, iterations, words, at_terminal, monkeypatch):
-    for width in (220, 80):
-        monkeypatch.setenv("COLUMNS", str(width))
-        at_terminal.truncate(0)
-        with redirect_stdout(at_terminal), Console({"init": 2}, PARENTS) as console:
-            feed(console, BEGUN, started("init", 1, dense_bytes=dense), iterations[0])
-        assert (words in at_terminal.getvalue()) is (width == 220)
-
-
-@pytest.mark.parametrize(
-    ("bytes", "text"),
-    [
-        (21_340, "21.3 kB sent, 2.1 % of dense"),
-        (217, "217 B sent, 0.022 % of dense"),
-        (1_000_000, "1.0 MB sent, 100 % of dense"),
-        (1_204_000, "1.2 MB sent, 120 % of dense"),
-    ],
-)
-def test_bytes_and_their_share_of_dense(bytes, text, capsys):
-    with Console({"init": 1}, PARENTS) as console:
-        feed(console, BEGUN, started("init", 1, dense_bytes=DENSE), iterated("init", 1, sent_bytes=bytes))
-    assert f"  {text}  " in capsys.readouterr().out
-
-
 def logged(path: Path, *events: Event | Iterator[Event]) -> list[dict[str, object]]:
     with JsonLines(path, print) as log:
         feed(log, *events)

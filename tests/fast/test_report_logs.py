@@ -9,7 +9,7 @@ from pathlib import Path
 
 import contract
 import pytest
-from facade import Event, RunOptions, StorageError, TensorBoard
+from facade import Event, StorageError, TensorBoard
 from log_help import (
     BRANCH,
     SCHEDULE,
@@ -97,12 +97,6 @@ def test_the_place_of_a_stage_is_along_its_path():
 
 
 # -- the command
-
-
-def test_a_worker_gets_the_same_options():
-    options = RunOptions("dir", nproc=2, threads=1, log=("tensorboard", "wandb"))
-    words = " ".join(options.arguments())
-    assert "--log tensorboard --log wandb" in words
 
 
 def test_a_package_that_is_missing_is_told_before_anything_starts(tmp_path, monkeypatch):

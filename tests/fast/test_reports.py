@@ -13,25 +13,13 @@ from unittest.mock import patch
 import contract
 import log_help
 import pytest
-from facade import (
-    Event,
-    Failed,
-    JsonLines,
-    PieceStarted,
-    Retraced,
-    RunFinished,
-    SnapshotWritten,
-    StageStarted,
-    Stopped,
-)
+from facade import Event, Failed, JsonLines, PieceStarted, Retraced, RunFinished, SnapshotWritten, StageStarted, Stopped
 from log_help import evaluated, finished, iterated, stage_started
 from made_up_runs import STAGES, Story, killed_and_resumed, three_seeds
 
 # a and b start at main's end, cut at main@3
 TREE = {"main": (6, 0.1), "a": (2, 0.01), "b": (2, 0.02), "cut": (2, 0.03)}
 ALONE = {"main": 0.5, "a": 0.6, "b": 0.7, "cut": 0.4}
-# Of two replicas, the second of which is twice as slow: (staleness, replica) of iterations 1 to 6.
-PUSHES = ((0, 0), (1, 0), (2, 1), (0, 0), (1, 0), (2, 1))
 DENSE = 1_000_000
 
 
@@ -65,14 +53,10 @@ def whole(story: Story, better: float = 0.0, tested: int = 3) -> Story:
     for stage, parent, before in (("a", "main", 6), ("b", "main", 6), ("cut", "main@3", 3)):
         train(story, stage, parent, before, ALONE[stage] + better)
     story.results()
-    ensembles(story, better)
-    done(story)
-    return story
-
-
-def ensembles(story: Story, better: float = 0.0) -> None:
     story.ensemble("both", "a", "b", top1=0.75 + better)
     story.ensemble("three", "a", "b", "cut", top1=0.8 + better, rule="MEAN_LOGIT")
+    done(story)
+    return story
 
 
 def log_lines(out: Path, change: Callable[[dict], dict | None]) -> None:
@@ -359,20 +343,6 @@ def tell(name: str, folder: Path) -> None:
 @pytest.mark.parametrize("name", STORIES)
 def test_what_is_said(name, tmp_path):
     contract.check(FOLDER / f"{name}.txt", tmp_path, prepare=tell)
-
-
-def test_status_follows_a_piece_and_the_pushes_of_a_stage(tmp_path):
-    def progress(name: str) -> dict:
-        return json.loads(contract.stagerun(["status", name, "--json"], tmp_path).stdout)["progress"]
-
-    pieces(tmp_path)
-    found = progress("under_way")
-    assert (found["stage"], found["iter"], found["number"], found["stages"]) == ("main", 120, 1, 4)
-    assert progress("over")["stage"] == "cut"
-    story = Story(tmp_path / "stale").begin()
-    story.start("init", None)
-    log_help.feed(story.write, *(iterated("init", i, staleness=s, replica=r) for i, (s, r) in enumerate(PUSHES, 1)))
-    assert "staleness 1, at most 2  " in contract.stagerun(["status", "stale"], tmp_path).stdout
 
 
 if __name__ == "__main__":

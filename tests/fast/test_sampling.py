@@ -81,18 +81,11 @@ def test_a_loader_gives_every_class_its_share_in_every_epoch(tmp_path):
         assert np.array_equal(np.concatenate([batch.labels for batch in stream]), one.batch(60, 60).labels)
 
 
-def test_without_a_side_file_it_says_what_makes_one(tmp_path):
-    made = schedule("sampling: BALANCED", source=make(tmp_path, indexed=False))
-    records = LmdbSource(made.data.train.path)
-    with pytest.raises(DataError, match="needs the labels of all records") as error:
-        training_loader(records, made, made.stages[0])
-    assert error.value.hint == f"make it with `stagerun data verify --index {records.name}`"
-
-
 def test_it_is_looked_at_before_a_run_in_a_stage_that_is_else_like_another(tmp_path):
     b = '} } stage { name: "b" solver_param { sampling: BALANCED'
-    with pytest.raises(DataError, match="needs the labels of all records"):
+    with pytest.raises(DataError, match="needs the labels of all records") as error:
         preflight(schedule(b, source=make(tmp_path, indexed=False)))
+    assert error.value.hint == f"make it with `stagerun data verify --index {tmp_path / 'lmdb'}`"
 
 
 def test_labels_beyond_the_network_are_refused(tmp_path):

@@ -31,14 +31,10 @@ def rates(settings: Solver) -> list[float]:
     return [knobs(i).lr for i in range(settings.max_iter)]
 
 
-def wave(t: np.ndarray) -> np.ndarray:
-    return (1 + np.cos(WIDE(np.pi) * t)) / 2
-
-
 TIMES = np.arange(5000, dtype=WIDE) / 5000
 FORMULAS = {
     "linear": (1.6 + (0.02 - 1.6) * TIMES, "end_lr: 0.02"),
-    "cosine": (0.02 + (1.6 - 0.02) * wave(TIMES), "end_lr: 0.02"),
+    "cosine": (0.02 + (1.6 - 0.02) * (1 + np.cos(WIDE(np.pi) * TIMES)) / 2, "end_lr: 0.02"),
     "one_minus_sqrt": (0.02 + (1.6 - 0.02) * (1 - np.sqrt(TIMES)), "end_lr: 0.02"),
     "exp_epoch": (1.6 * WIDE(0.94) ** (np.arange(5000, dtype=WIDE) * 4096 / 1281167), "gamma: 0.94"),
     "piecewise_linear": (

@@ -18,12 +18,6 @@ def table(tmp_path):
     return write
 
 
-def labels(path: str) -> tuple[tuple[str, ...], dict[str, tuple[int, ...] | None]]:
-    source = open_source(path, SourceOptions())
-    items = [source.item(i) for i in range(len(source))]
-    return source.classes, {item.name: item.several for item in items}
-
-
 @pytest.mark.parametrize(
     ("text", "classes", "found"),
     [
@@ -33,9 +27,10 @@ def labels(path: str) -> tuple[tuple[str, ...], dict[str, tuple[int, ...] | None
     ],
 )
 def test_the_forms_of_a_table(table, text, classes, found):
-    path = table(text)
-    assert open_source(path, SourceOptions()).kind == "csv"
-    assert labels(path) == (classes, dict(zip(("a.jpg", "b.jpg", "c.jpg"), found, strict=True)))
+    source = open_source(table(text), SourceOptions())
+    assert (source.kind, source.classes) == ("csv", classes)
+    items = [source.item(i) for i in range(len(source))]
+    assert [(item.name, item.several) for item in items] == list(zip(("a.jpg", "b.jpg", "c.jpg"), found, strict=True))
 
 
 @pytest.mark.parametrize("raw", [(), ("--raw",)])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import google_crc32c
 import pytest
-from facade import DataError, SourceOptions, UsageError, open_source, tfexample_pb2
+from facade import DataError, SourceOptions, open_source, tfexample_pb2
 from made_images import everything, refused
 
 NONE = SourceOptions()
@@ -78,13 +78,6 @@ def test_imagenets_shards_in_their_order_with_labels_from_1(tmp_path):
     assert "no records of the split `test`" in refused(folder, split="test")
 
 
-def test_a_split_is_refused_for_one_file(tmp_path):
-    """It would be taken for the wrong set."""
-    folder = shards(tmp_path / "tf")
-    with pytest.raises(UsageError, match="--split means nothing for"):
-        open_source(f"{folder}/train-00000-of-00003", SourceOptions(split="val"))
-
-
 def test_without_synsets_labels_count_from_0(tmp_path):
     path = tmp_path / "flowers.tfrecord"
     path.write_bytes(record(example(image__encoded=b"a", image__class__label=0)))
@@ -101,10 +94,7 @@ def test_missing_shards_are_named(tmp_path):
 @pytest.mark.parametrize(
     "data, words",
     [
-        (
-            example(image__class__label=1),
-            "0 values of `image/encoded` (bytes_list), not one",
-        ),
+        (example(image__class__label=1), "0 values of `image/encoded` (bytes_list), not one"),
         (example(image=b"x", label=1), "0 values of `image/class/label`"),
         (example(image__encoded=b"x", image__class__label=[1, 2]), "2 values of `image/class/label`"),
         (example(image__encoded=b"x", image__class__label=b"1"), "0 values of `image/class/label`"),

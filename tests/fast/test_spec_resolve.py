@@ -1,10 +1,9 @@
 """From texts to a Schedule: inheritance, pairs, --set, defaults, order, identity."""
 
 import dataclasses
-import re
 
 import pytest
-from facade import RecipeError, recipe, tree, write_lmdb
+from facade import RecipeError, recipe, tree
 
 from stagerun import language
 
@@ -33,19 +32,6 @@ def messages(**texts: object) -> list[str]:
     with pytest.raises(RecipeError) as caught:
         read(**texts)
     return [p.message for p in caught.value.problems]
-
-
-def test_defaults_and_units():
-    schedule = read()
-    solver = schedule.stage("a").solver
-    assert (schedule.name, schedule.seed, schedule.keep_snapshots) == ("small", 1, 3)
-    assert schedule.data.train.path == "/runs/small/train"
-    assert [val.path for val in schedule.data.val] == ["/val"]
-    assert (solver.max_iter, solver.warmup_iter, solver.random_seed, solver.test_batch_size) == (25, 5, 1, 10)
-    assert solver.type == "SGD" and solver.display == 100 and solver.carry_data and not solver.carry_momentum
-    assert solver.test_transform == recipe.Transform(scale=0.5, crop_size=24, mean_value=(1, 2, 3))
-    assert schedule.stage("b").parent == "a" and schedule.stage("a").parent is None
-    assert [name for name, _ in schedule.files] == ["schedule.prototxt", "a.prototxt", "b.prototxt"]
 
 
 def test_an_evaluation_sees_the_channels_of_training_and_nothing_drawn():
@@ -128,30 +114,6 @@ def test_batch_norm_is_as_published_where_nothing_is_written(name, published):
 def test_any_number_of_wrong_sets():
     assert len(messages(changes=tuple(f"a.max_iter=x{i}" for i in range(300)))) > 100
     assert messages(changes=("a.ty\udcffpe=SGD",)) == ["the argument is not UTF-8"]
-
-
-def test_a_set_for_all_that_reaches_no_stage_is_a_mistake():
-    for name in ("solver.max_iter", "solver.max_epoch", "solver.base_lr"):
-        assert messages(changes=(f"{name}=3",)) == [f"`{name}` reaches no stage: each overrides it"]
-    # Nothing is said of it beside a file that can't be read.
-    assert not any("reaches" in m for m in messages(a="base_lr: 0.1 max_iter: ", changes=("solver.max_iter=9",)))
-
-
-def test_origins():
-    schedule = read(a=A + "momentum: 0.7", changes=("a.display=5", "a.transform_param.pad=0"))
-    origins = schedule.stage("a").origins
-    layers = {k: (o.layer, o.text) for k, o in origins.items()}
-    assert layers["solver.momentum"] == ("stage", "0.7")
-    assert layers["solver.max_iter"] == ("stage", "max_epoch: 2.5")
-    assert layers["solver.batch_size"] == ("schedule", "100")
-    assert layers["solver.display"] == ("--set", "5")
-    assert layers["solver.transform_param.pad"] == ("--set", "0")
-    assert layers["solver.transform_param.mirror"] == ("schedule", "true")
-    assert layers["solver.weight_decay"] == ("default", "0.0")
-    assert layers["data.train.images"] == ("schedule", "1000")
-    assert str(origins["solver.momentum"].span) == "a.prototxt:2:11"
-    assert origins["solver.weight_decay"].span is None
-    assert schedule.stage("a").identity.keys() < origins.keys()
 
 
 SAME = [
@@ -248,19 +210,6 @@ def test_images_that_are_not_written_are_those_of_the_lmdb():
     # What is written is not looked up.
     written = language.read(texts | {"schedule.prototxt": SCHEDULE}, "/runs/small", (), "", {}.__getitem__)
     assert written.data.train.images == 1000
-
-
-def test_where_there_is_no_lmdb_no_number_is_made_up(tmp_path):
-    assert messages(schedule=UNCOUNTED) == ["Source lacks `images`"] * 2
-    for name, text in (("schedule", UNCOUNTED), ("a", A), ("b", B)):
-        (tmp_path / f"{name}.prototxt").write_text(text)
-    write_lmdb(str(tmp_path / "train"), [b"a", b"b", b"c"])
-    with pytest.raises(RecipeError) as caught:
-        language.load(tmp_path)
-    (problem,) = caught.value.problems
-    assert problem.message == "Source lacks `images`, and its images can't be counted: /val: no such folder"
-    assert problem.span.line == 3 and "write `images: N`" in problem.hint and not re.search("[0-9]", problem.hint)
-    assert language.load(tmp_path, ["data.val.images=2"]).data.train.images == 3
 
 
 def test_spare_classes_are_no_part_of_what_a_snapshot_is_made_from():

@@ -23,10 +23,6 @@ def read(stages: str, changes: tuple[str, ...] = (), **more: str) -> recipe.Sche
     return language.read(texts | {f"{n}.prototxt": t for n, t in more.items()}, "/runs/tree", changes)
 
 
-def tree(schedule: recipe.Schedule) -> dict[str, tuple[str | None, int | None]]:
-    return {s.name: (s.parent, s.parent_iter) for s in schedule.stages}
-
-
 MAIN_AND = 'stage { name: "main" } stage { name: "collapse" '
 
 
@@ -48,7 +44,7 @@ MAIN_AND = 'stage { name: "main" } stage { name: "collapse" '
 )  # fmt: skip
 def test_a_tree(stages, expected):
     schedule = read(stages, last=MAIN)
-    assert list(tree(schedule).items()) == list(expected.items())
+    assert [(s.name, (s.parent, s.parent_iter)) for s in schedule.stages] == list(expected.items())
     assert {s.group for s in schedule.stages if s.name.startswith("collapse_")} <= {"collapse"}
     assert [path for path, _ in schedule.files].count("collapse.prototxt") <= 1, "a file is read once"
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import made_schedules
-from facade import Inventory, Schedule, Source, Stage, read_recipe
+from facade import Inventory, Schedule, Source, Stage
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,14 +47,6 @@ def test_the_same_images_written_once_more_change_nothing():
     assert "last_used" not in language.canonical(plain)
 
 
-def test_the_canonical_form_reads_back():
-    two = SMALL.replace("} }", '} val { source: "v" images: 100 name: "x" } val { source: "w" images: 9 name: "y" } }')
-    s = read(two=two)
-    found = read_recipe(language.canonical(s))
-    assert [stage.data for stage in found.stages] == [stage.data for stage in s.stages]
-    assert language.canonical(found) == language.canonical(s)
-
-
 def test_which_set_goes_on_is_part_of_the_identity_since_paths_are_not():
     def used(**files: str) -> list[str | None]:
         return [stage.identity.get("data.train.last_used") for stage in read(**files).stages]
@@ -63,11 +55,6 @@ def test_which_set_goes_on_is_part_of_the_identity_since_paths_are_not():
     assert used(two=SMALL) == [None, "never", "2 stages before"]
     assert used(two=SMALL, three=SMALL.replace("small", "other")) == [None, "never", "never"]
     assert used(two=SMALL + " carry { data: RESTART }") == [None, None, "2 stages before"]
-
-
-def test_a_set_may_be_changed_on_the_command_line():
-    s = read(SMALL, "", "", SCHEDULE, "data.val.source=/elsewhere")
-    assert [stage.data.val[0].path for stage in s.stages] == ["/elsewhere"] * 3
 
 
 SEVERAL = SCHEDULE.replace(

@@ -21,6 +21,7 @@ from facade import (
     RunStarted,
     SnapshotFailed,
     StageStarted,
+    duration,
 )
 from made_up_runs import Story
 from test_store_lease import NODE7, taken
@@ -81,7 +82,7 @@ def test_speed_loss_and_time_left_are_those_of_the_last_fifty_iterations(tmp_pat
     assert "n6, n7 and 2 more\n" in text(write(tmp_path, run_started(hosts=tuple(f"n{n}" for n in range(10)))))
 
 
-def test_plan_and_status_say_one_time_left(tmp_path):
+def test_plan_status_and_view_say_one_time_left(tmp_path):
     """Of a run that is alive, from its last iteration on, with evaluations and ensembles but those that it has evaluated."""
     folder, out = tmp_path / "s", tmp_path / "out"
     folder.mkdir()
@@ -105,6 +106,10 @@ def test_plan_and_status_say_one_time_left(tmp_path):
     with store.Lock(out):
         assert left(True) == pytest.approx(0, abs=0.01)
         assert "left in the run that is alive" in contract.stagerun(["plan", folder, "--out", out], out).stdout
+        told_now = json.loads(contract.stagerun(["status", folder, "--out", out, "--json"], out).stdout)["progress"]
+        assert contract.stagerun(["view", folder, out, "--save", tmp_path / "page.html"], out).exit_code == 0
+        page = re.sub("<[^>]*>", "", (tmp_path / "page.html").read_text())
+        assert "left in all" + duration(told_now["seconds_left"]) in page and "left with 4 workers" not in page
         # `run` plans once, before it evaluates.
         one = EnsembleTested(
             name="one", rule="MEAN_PROBABILITY", members=("trunk", "early"), images=50, top1=0.5, top5=0.9, loss=1.0,

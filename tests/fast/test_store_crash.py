@@ -99,10 +99,12 @@ OPERATIONS: list[tuple[Operation, list[int]]] = [
 operations = pytest.mark.parametrize(("operate", "afterwards"), OPERATIONS, ids=["commit", "drop", "set_aside"])
 
 
-def cases(operate: Operation, hook: Callable[[int], Hook]) -> Iterator[tuple[ModelDisk, BaseException | None]]:
+def cases(
+    operate: Operation, hook: Callable[[int], Hook], make: Callable[[], ModelDisk] = fresh_model
+) -> Iterator[tuple[ModelDisk, BaseException | None]]:
     """(disk, what was raised) with the hook for call 1, 2, ... until there is no such call. At least 3 calls."""
     for at in count(1):
-        disk = fresh_model()
+        disk = make()
         hooked = HookedDisk(disk, hook(at))
         raised: BaseException | None = None
         try:
@@ -192,36 +194,29 @@ def test_the_model_of_a_power_cut_shows_a_missing_sync():
 RESULT = OUT / "results" / "r.json"
 
 
-def written_over(
-    hook: Callable[[int], Hook], kinds: tuple[type[BaseException], ...]
-) -> Iterator[tuple[ModelDisk, BaseException | None]]:
-    """As `cases`, of a small file that is replaced."""
-    for at in count(1):
-        disk = ModelDisk()
-        store.prepare(disk, OUT)
-        store.write_atomic(disk, RESULT, b"old")
-        hooked, raised = HookedDisk(disk, hook(at)), None
-        try:
-            store.prepare(hooked, OUT)
-            store.write_atomic(hooked, RESULT, b"new")
-        except kinds as error:
-            raised = error
-        yield disk, raised
-        if len(hooked.calls) < at:
-            return
+def with_a_small_file() -> ModelDisk:
+    disk = ModelDisk()
+    store.prepare(disk, OUT)
+    store.write_atomic(disk, RESULT, b"old")
+    return disk
+
+
+def replace_it(disk: Disk, out: Path) -> None:
+    store.prepare(disk, out)
+    store.write_atomic(disk, RESULT, b"new")
 
 
 @pytest.mark.parametrize("code", CODES, ids=errno.errorcode.__getitem__)
 def test_a_small_file_is_the_old_or_the_new_and_every_error_is_told(code):
-    for disk, raised in written_over(lambda at: failing(at, code), (StorageError, PermissionDenied)):
-        assert raised is None or raised.hint
+    for disk, raised in cases(replace_it, lambda at: failing(at, code), with_a_small_file):
+        assert raised is None or (isinstance(raised, StorageError | PermissionDenied) and raised.hint)
         assert disk.read(RESULT, 9) in ((b"old", b"new") if raised else (b"new",))
         store.write_atomic(disk, RESULT, b"later")
         assert disk.read(RESULT, 9) == b"later"
 
 
 def test_a_small_file_is_the_old_or_the_new_after_a_power_cut_at_every_call():
-    for disk, _ in written_over(killed, (Killed,)):
+    for disk, _ in cases(replace_it, killed, with_a_small_file):
         for data, kept in product(("kept", "lost", "half", "zeros"), range(4)):
             found = disk.after_power_cut(lambda f, kept=kept: kept, data)
             assert found.read(RESULT, 9) in (b"old", b"new")

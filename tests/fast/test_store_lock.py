@@ -93,13 +93,6 @@ def test_a_link_in_place_of_the_lock_file_is_not_followed(tmp_path):
     assert (tmp_path / "precious").read_bytes() == b"x"
 
 
-def test_prepare_makes_the_folders_and_leaves_no_trace(tmp_path):
-    out = tmp_path / "a" / "b" / "out"
-    for _ in range(2):
-        store.prepare(LocalDisk(), out)
-        assert os.listdir(out) == ["snapshots"] and os.listdir(out / "snapshots") == []
-
-
 def test_prepare_where_a_file_is(tmp_path):
     (tmp_path / "out").write_bytes(b"")
     with pytest.raises(StorageError, match="Not a directory") as caught:

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import disks
-import pytest
 from facade import SnapshotRef
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,12 +18,6 @@ DISK = LocalDisk()
 def test_only_names_it_gives_are_parsed(name):
     place = store.parse_name(name)
     assert place is None or store.snapshot_name(*place) == name
-
-
-@pytest.mark.parametrize("place", [("", 0, 0), ("a/b", 0, 0), ("..", 0, 0), ("a", -1, 0), ("a", 0, -1), ("é", 0, 0)])
-def test_a_place_without_a_name(place):
-    with pytest.raises(ValueError, match="place"):
-        store.snapshot_name(*place)
 
 
 # ---- retention

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import contract
 import pytest
-from facade import Outer, Schedule, Solver, Sync, SyncMethod, cost_key, read_recipe, rehearsal
+from facade import Schedule, Solver, Sync, SyncMethod, cost_key, read_recipe, rehearsal
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,16 +71,6 @@ def test_no_two_are_closer_than_the_period_and_the_last_is_at_the_end(policy, pe
 
 
 # -- the language
-
-
-def test_what_is_not_written_follows_from_the_method():
-    local = solver("", "method: LOCAL replicas: 4 period: 8").sync
-    assert local == Sync(method=SyncMethod.LOCAL, replicas=4, period=8)
-    diloco = solver("", "method: DILOCO replicas: 4 period: 8").sync
-    assert diloco is not None and diloco.outer == Outer(type="Nesterov", base_lr=0.7, momentum=0.9)
-    assert solver("", "method: DILOCO replicas: 4 period: 8 outer { momentum: 0 }").sync == replace(
-        diloco, outer=Outer(momentum=0.0)
-    )
 
 
 def test_async_has_no_period_and_no_synchronisation():

@@ -95,12 +95,3 @@ def test_mistakes(file, given, message, hint):
     _, mistakes = transfer(NETWORK, None, file, given)
     found = next(m for m in mistakes if message in m.message)
     assert hint in found.hint or hint == "did you mean"
-
-
-def test_another_head_is_drawn_anew_or_kept():
-    given = weights(drop=("fc.*",))
-    made, mistakes = transfer(NETWORK, None, OTHER_HEAD, given)
-    assert not mistakes and [row.name for row in made.of(Origin.FILE)] == ["conv.weight"]
-    assert [one.name for one in made.left] == ["fc.bias", "fc.weight"]
-    kept, _ = transfer(NETWORK, NETWORK, OTHER_HEAD, given)
-    assert [row.name for row in kept.of(Origin.PARENT)] == [f"bn.{COUNTER}", "fc.weight", "fc.bias"]

@@ -5,9 +5,7 @@ import hashlib
 import json
 import re
 import shutil
-import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html.parser import HTMLParser
@@ -17,10 +15,9 @@ from typing import Any, NamedTuple
 
 import pytest
 from click.testing import CliRunner
-from facade import Server, StageStarted, duration, find_folders
-from made_up_runs import Story, killed_and_resumed
+from facade import Server, find_folders
+from made_up_runs import killed_and_resumed
 
-from stagerun import store
 from stagerun.cli import main
 
 TOKEN = "a-token"
@@ -249,65 +246,6 @@ def test_the_saved_page_is_one_file_and_its_policy_names_its_script(folder):
 
 
 # -- the command
-
-
-def test_a_port_that_is_taken(folder):
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        result = CliRunner().invoke(main, ["view", str(folder), "--port", str(port)])
-    assert result.exit_code == 64 and f"can't listen on --host 127.0.0.1, --port {port}" in result.stderr
-
-
-def test_status_view_and_plan_say_one_time_left(tmp_path, monkeypatch):
-    """With evaluations, of averaged weights too, and an ensemble: training alone takes a third of it."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "dir").mkdir()
-    (tmp_path / "dir" / "schedule.prototxt").write_text("""
-        name: "made_up" model { name: "resnet_small" num_classes: 10 }
-        data { train { source: "t" images: 100 } val { source: "v" images: 100 } }
-        solver { batch_size: 25 device_batch_size: 25 base_lr: 0.1 lr_policy: "fixed" transform_param { crop_size: 28 } test_interval: 2 }
-        stage { name: "init" solver_param { max_iter: 6 } }
-        stage { name: "cyc1" solver_param { max_iter: 4 } }
-        stage { name: "collapse" solver_param { max_iter: 2 ema_decay: 0.9 } }
-        ensemble { name: "both" members: "cyc1" members: "collapse" }
-    """)
-    story = Story(tmp_path / "out")
-    story.clock = time.time()  # or it would be the log of a run before the one that holds the folder
-    story.begin()
-    story.start("init", None)
-    story.train("init", 1, 6, 0)
-    story.test("init", 2, 0.4)
-    story.end("init", None, 0.5)
-    start = StageStarted(
-        stage="cyc1", number=2, iter=0, max_iter=4, start="", batch_size=25, device_batch_size=25, iterations_left=6
-    )
-    story.write(start)
-    story.train("cyc1", 1, 1, 6)
-
-    def said(*words: str) -> str:
-        result = CliRunner().invoke(main, [*words, "--out", "out"] if words[0] != "view" else list(words))
-        assert result.exit_code == 0, result.output
-        return result.stdout
-
-    now = json.loads(said("status", "dir", "--json"))["progress"]
-    tested, written = 2.0, 0.1  # seconds that an evaluation and a snapshot took here
-    cyc1 = 3 + tested + tested + written  # three iterations, evaluated in the midst and at the end
-    assert now["seconds_left_in_stage"] == pytest.approx(cyc1)
-    collapse = 2 + 2 * tested + written
-    assert now["left"]["collapse"] == pytest.approx(collapse)
-    assert now["seconds_left"] == pytest.approx(sum(now["left"].values())) and set(now["left"]) == {
-        "cyc1",
-        "collapse",
-        "ensemble both",
-    }
-    assert f"{duration(cyc1)} left in stage, {duration(now['seconds_left'])} in all" in said("status", "dir")
-    planned = {one["stage"]: one for one in json.loads(said("plan", "dir", "--json"))["time"]["stages"]}
-    for name in ("collapse", "ensemble both"):
-        assert planned[name]["in_all"] == pytest.approx(now["left"][name])
-    with store.Lock(tmp_path / "out"):  # it runs
-        said("view", "dir", "out", "--save", "page.html")
-    page = Markup((tmp_path / "page.html").read_text()).text
-    assert "left in all" + duration(now["seconds_left"]) in page and "left with 1 worker" not in page
 
 
 def test_a_page_hears_of_a_file_that_is_saved(folder):

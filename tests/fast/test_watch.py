@@ -250,18 +250,6 @@ def staged(kept):
     return kept
 
 
-def test_what_is_written_is_read(kept):
-    assert kept.read() == Beat(moved=100.0, since=100.0)
-    kept.after(1).stage("cyc1", 7, compiled=True)
-    assert kept.read() == Beat(Section.FIRST_ITERATION, compiled=True, moved=101.0, since=100.0, iter=7, stage="cyc1")
-    kept.after(1).wait()
-    assert kept.waiting and kept.since == 102.0 and kept.moved == 101.0
-    kept.after(3).go_on()
-    assert not kept.waiting and kept.moved == 105.0
-    kept.pulse.stage("x" * 63 + "ü" * 9, 0, compiled=False)
-    assert kept.stage.startswith("x" * 63)
-
-
 def test_a_record_that_is_being_written_is_never_taken_for_whole(kept):
     rng = random.Random(1)
     for number in range(300):
@@ -276,18 +264,6 @@ def test_a_record_that_is_being_written_is_never_taken_for_whole(kept):
         found = read(bytes(torn))
         assert found is not None and found.iter in (iter_before, number + 1)
     assert read(bytes(SIZE)) is None
-
-
-def test_sections_nest_and_come_back(staged):
-    with staged.after(5).section(Section.SAVE):
-        assert staged.section is Section.SAVE and staged.moved == 105.0
-        with staged.after(1).section(Section.EVALUATION):
-            assert staged.section is Section.EVALUATION
-        assert staged.section is Section.SAVE
-    assert staged.section is Section.FIRST_ITERATION
-    with pytest.raises(ValueError), staged.pulse.section(Section.SAVE):
-        raise ValueError
-    assert staged.section is Section.FIRST_ITERATION
 
 
 def test_what_is_met_or_reported_while_images_are_copied_is_no_progress_of_the_copy(kept):

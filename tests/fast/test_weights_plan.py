@@ -9,11 +9,10 @@ from test_plan import inventory, schedule, snapshot
 from stagerun.plan import State, make_plan
 
 WEIGHTS_DIGEST = "weights.sha256"
-LONG = 'base_lr: 0.1\nlr_policy: "fixed"\nmax_iter: 30\n'
 
 
 def given(text: str) -> Schedule:
-    return schedule(long=LONG + text)
+    return schedule(long=f'base_lr: 0.1\nlr_policy: "fixed"\nmax_iter: 30\n{text}')
 
 
 def with_digest(of: Schedule, digest: str) -> Schedule:

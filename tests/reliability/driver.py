@@ -19,9 +19,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
-from reliability import calls, flips, hangs, hostile, kills, links, power, records, sigterm, solvers
+from reliability import calls, flips, hangs, hostile, kills, power, records, sigterm, solvers
 from reliability.trial import Trial
 
 
@@ -54,7 +53,7 @@ SCENARIOS = {one.name: one for one in (
     Scenario("hangs", "SIGSTOP of a rank",
              "raised within time-out + 1 s, right rank named, 100 %", 100, partial(hangs.endless, hangs.trial)),
     Scenario("links", "a link down between two network namespaces",
-             "raised within time-out + 1 s, right rank named, 100 %", 25, partial(hangs.endless, links.trial), hangs.no_namespaces),
+             "raised within time-out + 1 s, right rank named, 100 %", 25, partial(hangs.endless, hangs.cut), hangs.no_namespaces),
     Scenario("solvers", "mutated solver files", "0 tracebacks, every mistake with its place", 100_000, solvers.trials),
     Scenario("records", "damaged records", "an image, or an error with the record's key", 100_000, records.trials),
     Scenario("hostile", "audit hook while loading hostile snapshots",
@@ -137,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     # A shell has what it starts with `&` ignore SIGINT, and so would the runs, which it is sent to in `sigterm`.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        signal.signal(number, signal.default_int_handler)
     found: list[Sums] = []
     stopped, begun = False, time.monotonic()
     try:
@@ -155,10 +154,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for text in wrong:
         print(f"WRONG: {text}")
     return 1 if wrong else 130 if stopped else 0
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

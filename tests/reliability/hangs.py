@@ -1,4 +1,4 @@
-"""A worker that is stopped, and what two hosts made of namespaces need. What is counted: RESULTS.md."""
+"""A worker that is stopped, and a link that is taken down between two hosts. What is counted: RESULTS.md."""
 
 import os
 import random
@@ -139,20 +139,8 @@ def namespaces() -> Iterator[None]:
     try:
         for space in SPACES:
             ip("netns", "add", space)
-        ip(
-            "link",
-            "add",
-            DEVICES[0],
-            "netns",
-            SPACES[0],
-            "type",
-            "veth",
-            "peer",
-            "name",
-            DEVICES[1],
-            "netns",
-            SPACES[1],
-        )
+        link = ("link", "add", DEVICES[0], "netns", SPACES[0], "type", "veth")
+        ip(*link, "peer", "name", DEVICES[1], "netns", SPACES[1])
         for space, device, address in zip(SPACES, DEVICES, ADDRESSES, strict=True):
             ip("-n", space, "addr", "add", f"{address}/24", "dev", device)
             ip("-n", space, "link", "set", device, "up")
@@ -185,3 +173,14 @@ def no_namespaces() -> str:
             return ""
     except subprocess.CalledProcessError as error:
         return f"network namespaces can't be made: {error.stderr.strip()}"
+
+
+def cut(rng: random.Random, schedule: Path, out: Path) -> Trial:
+    wait, side = rng.uniform(0.0, 2.0), rng.randrange(2)
+    a, b = HOSTS
+    with two_hosts(schedule, out) as started:
+        wait_for_training(out, started, wait)
+        down = partial(ip, "-n", SPACES[side], "link", "set", DEVICES[side], "down")
+        names = {0: f"rank 1 on {b} can't be reached", 1: f"rank 0 on {a} can't be reached"}
+        done = harmed(started, down, names)
+    return named(done, "links cut", f"link down at host {side} {wait:.2f} s after the last stage began")

@@ -52,12 +52,7 @@ Texts = dict[str, bytes]  # name of a file -> its bytes
 Whole = tuple[tuple[Texts, ...], tuple[Texts, ...]]
 
 
-def whole_folders() -> Whole:
-    """The folders of solvers/, and those of tests/golden/spec, in which something is wrong already."""
-    return tuple(_folders(ROOT / "solvers")), tuple(_folders(ROOT / "tests" / "golden" / "spec"))
-
-
-def _folders(place: Path) -> Iterator[Texts]:
+def folders(place: Path) -> Iterator[Texts]:
     for path in sorted(place.iterdir()):
         texts = {p.name: p.read_bytes() for p in sorted(path.glob("*.prototxt"))}
         if path.suffix == ".prototxt":
@@ -258,7 +253,8 @@ def check_place(problem: Problem, folder: Path) -> None:
 
 
 def child(seed: int) -> None:
-    whole = whole_folders()
+    # Those of tests/golden/spec have something wrong already.
+    whole = tuple(folders(ROOT / "solvers")), tuple(folders(ROOT / "tests" / "golden" / "spec"))
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="fuzz-solvers-") as name:
         for number in fuzz.numbers():
