@@ -62,7 +62,7 @@ _BY_MODULE = {
     "wire.messages": "Kept operator",
     "comm": "spans",
     "comm.group": "peers",
-    "wire.asynchronous": "Line open_lines",
+    "wire.asynchronous": "open_lines",
     "engine": "augment evaluate losses",
     "engine.averages": "BatchStatistics",
     "engine.codec": "decode encode tensors_in",

@@ -56,11 +56,6 @@ class Run:
                     found.append(int(entry.name))
         return sorted(found)
 
-    def workers(self) -> list[int]:
-        """The launcher's children, or the process itself where it is the only worker."""
-        own = self.process.pid
-        return [pid for pid in self.pids() if pid != own and not is_monitor(pid)] or [own]
-
     def ranks(self) -> dict[int, int]:
         """The living workers' process numbers, by rank: the launcher's children, or the process itself where it is the only
         worker. None before they are started."""
@@ -154,19 +149,13 @@ def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
     return found
 
 
-def kill(run: Run, what: str, rng: random.Random) -> None:
-    """SIGKILL to `one` worker, `all` processes, or the `launcher`."""
-    kill_all({"one": [rng.choice(run.workers())], "all": run.pids(), "launcher": [run.process.pid]}[what])
-
-
-def content(out: Path, but: str = "") -> dict[str, str]:
-    """Digest of the tensors (weights, momentum, averaged weights) of every stage's last snapshot, by stage and iteration; not those in the file
-    `but`."""
+def content(out: Path) -> dict[str, str]:
+    """Digest of the tensors (weights, momentum, averaged weights) of every stage's last snapshot, by stage and iteration."""
     found = {}
     for folder in sorted((out / "snapshots").iterdir()):
         if not folder.name.startswith("."):
             digest = hashlib.sha256()
-            for file in sorted(file for file in folder.glob("*.safetensors") if file.name != but):
+            for file in sorted(folder.glob("*.safetensors")):
                 digest.update(file.name.encode() + file.read_bytes())
             stage, iter, _ = folder.name.rsplit("-", 2)
             found.setdefault(f"{stage}-{iter}", digest.hexdigest())

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -42,13 +41,15 @@ def stagerun(
     env: Mapping[str, str] | None = None,
     fault: str = "",
     timeout: float = 400,
+    code: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """The command, to its end. Nothing it prints may look like a bug of ours. `fault`: as of `reliability.faults`."""
+    """The command, to its end. Nothing it prints may look like a bug of ours. `fault`: as of `reliability.faults`. `code`: with which it
+    must end."""
     done = warm.run(
         [*map(str, arguments)], cwd=cwd, env=env or {**os.environ, "OMP_NUM_THREADS": "1"}, fault=fault, timeout=timeout
     )
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
-    assert done.returncode != 70, done.stderr
+    assert done.returncode == code if code is not None else done.returncode != 70, done.stdout + done.stderr
     return done
 
 
@@ -72,10 +73,6 @@ ENDLESS = ("--set", "early.max_iter=100000")
 AGAIN = ("--redo", "early")
 
 
-def wait_for(path: Path, run: processes.Run, timeout: float = 300) -> None:
+def wait_for(path: Path, run: processes.Run) -> None:
     """Returns when `path` exists. Fails when the run ends before."""
-    end = time.monotonic() + timeout
-    while not path.exists():
-        assert run.process.poll() is None, run.wait()
-        assert time.monotonic() < end, f"{path} did not come"
-        time.sleep(0.01)
+    processes.until(run, path.exists)

@@ -10,7 +10,7 @@ import small
 import tiny
 from processes import events, until
 
-ITERATIONS = 60
+ITERATIONS = 40
 SCHEDULE = """
 name: "async" keep_snapshots: 9
 model {{ name: "resnet_small" num_classes: 10 channels: 1 }}
@@ -40,16 +40,6 @@ def last(out: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in newest.glob("*.safetensors")}
 
 
-def assert_replays(schedule: Path, out: Path, workers: int) -> None:
-    """What was trained again after a kill counts as it was then."""
-    again = out.with_name(f"replay-{workers}")
-    done = small.run(schedule, again, "--replay", out, nproc=workers)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert last(again) == last(out) and "has the same bits as" in done.stdout
-    first, second = ({e["iter"]: e["loss"] for e in events(each, "Iterated")} for each in (out, again))
-    assert first == second
-
-
 @pytest.mark.parametrize(
     "whom", ["command", *(pytest.param(one, marks=pytest.mark.slow) for one in ("rank 0", "rank 1", "rank 2", "all"))]
 )
@@ -57,7 +47,7 @@ def test_a_run_that_was_stopped_or_killed_goes_on_and_all_of_it_is_replayed(whom
     """The command is asked to stop; the others are killed."""
     out = tmp_path / "out"
     run = small.start(schedule, out, nproc=3)
-    until(run, lambda: len(events(out, "Iterated")) >= (5 if whom == "command" else 30))
+    until(run, lambda: len(events(out, "Iterated")) >= (5 if whom == "command" else 22))
     if whom == "command":
         run.process.send_signal(signal.SIGTERM)
     else:
@@ -67,6 +57,11 @@ def test_a_run_that_was_stopped_or_killed_goes_on_and_all_of_it_is_replayed(whom
     assert run.gone(30)
     first = events(out, "Stopped")[-1]["iter"] if whom == "command" else 20
     assert 5 <= first < ITERATIONS
-    done = small.run(schedule, out, nproc=4)
-    assert done.returncode == 0 and f"iterations {first} to 60" in done.stdout, done.stdout
-    assert_replays(schedule, out, 2)
+    done = small.run(schedule, out, nproc=2)
+    assert done.returncode == 0 and f"iterations {first} to {ITERATIONS}" in done.stdout, done.stdout
+    # What was trained again after a kill counts as it was then.
+    again = tmp_path / "replay"
+    done = small.run(schedule, again, "--replay", out, code=0)
+    assert last(again) == last(out) and "has the same bits as" in done.stdout
+    losses, its = ({e["iter"]: e["loss"] for e in events(each, "Iterated")} for each in (out, again))
+    assert losses == its

@@ -12,7 +12,6 @@ import struct
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,11 +22,10 @@ import forked
 import pytest
 import torch
 from compressing import how
-from engine_help import CPU, SOLVER, ConvNet, Linear, assert_same, dataset, peer_error, started, tensors, updates
+from engine_help import CPU, SOLVER, ConvNet, Linear, assert_same, dataset, started, tensors, updates
 from facade import (
     Determinism,
     Knobs,
-    Line,
     Method,
     Model,
     PeerError,
@@ -63,7 +61,6 @@ REPLICATED = replace(
     max_iter=WARM_UP + PERIOD * MEETINGS,
     sync=Sync(method=SyncMethod.LOCAL, replicas=2, period=PERIOD),
 )
-VICTIM, ROUNDS, ELEMENTS = 3, 40, 100_003
 # What an iteration may send at most, as a share of dense.
 MOST = {"TOP_K": 0.022, "TERNGRAD": 0.065, "QSGD": 0.26}
 HEADERS = 2_000  # bytes of an iteration and worker, beside 1 % of what is sent
@@ -111,7 +108,7 @@ def trained(comm: Comm, out: Path, name: str = "-alone") -> None:
 
 
 def straight(comm: Comm, out: Path) -> None:
-    collectives(comm)
+    stagerun.comm.group.MOST_BROADCASTS = 1  # this life goes as a job of many workers
     name = f"{comm.size}-{comm.rank}"
 
     def at_half(i: int, state: TrainState) -> None:
@@ -120,32 +117,6 @@ def straight(comm: Comm, out: Path) -> None:
 
     save(out / f"straight-{name}", train(comm, after=at_half))
     trained(comm, out, f"-{name}")
-
-
-def collectives(comm: Comm) -> None:
-    size = comm.size
-    for src in range(size):
-        for data in (b"", b"\0", b"x" * 100_001):
-            assert comm.broadcast_bytes(data if comm.rank == src else None, src) == data
-        tensor = torch.full((3, 2), float(comm.rank))
-        comm.broadcast(tensor, src)
-        assert torch.equal(tensor, torch.full((3, 2), float(src)))
-    assert comm.gather_bytes(b"r" * comm.rank) == [b"r" * rank for rank in range(size)]
-    total = torch.tensor([float(comm.rank + 1)])
-    wait = comm.all_reduce(total)
-    wait()
-    assert total.item() == size * (size + 1) / 2
-    for stagerun.comm.group.MOST_BROADCASTS in (16, 1):  # this life goes on as a job of many workers
-        pieces = [torch.full((2 + src % 2,), float(comm.rank if src == comm.rank else -1)) for src in range(size)]
-        comm.complete(pieces)()
-        assert [piece.tolist() for piece in pieces] == [[src] * (2 + src % 2) for src in range(size)]
-    # To rank r go r elements from each even rank, and none from the odd ones.
-    sizes = [0 if comm.rank % 2 else r for r in range(size)]
-    received_sizes = [0 if src % 2 else comm.rank for src in range(size)]
-    received = torch.full((sum(received_sizes),), -1.0)
-    comm.exchange(torch.full((sum(sizes),), float(comm.rank)), sizes, received, received_sizes)()
-    assert received.tolist() == [src for src in range(0, size, 2) for _ in range(comm.rank)]
-    comm.barrier()
 
 
 def sent(comm: Comm, out: Path) -> None:
@@ -239,7 +210,7 @@ def peer_killed(where: str) -> Callable[[Comm, Path], None]:
     """The last rank kills itself; the others write down what they see, and when."""
 
     def life(comm: Comm, out: Path) -> None:
-        begun = 0.0
+        begun, lines = 0.0, open_lines(comm)
 
         def die(i: int = 2, state: TrainState | None = None) -> None:
             nonlocal begun
@@ -253,7 +224,7 @@ def peer_killed(where: str) -> Callable[[Comm, Path], None]:
             if where in Determinism.__members__:
                 train(comm, Determinism[where], after=die)
             die()
-            comm.gather_bytes(b"x") if where == "bytes" else comm.barrier()
+            lines[comm.size - 1].receive(CPU) if comm.rank == 0 else comm.barrier()
         except PeerError as error:
             seen = {"message": error.message, "hint": error.hint, "seconds": time.monotonic() - begun}
             (out / f"killed-{where}-{comm.rank}").write_text(json.dumps(seen))
@@ -261,61 +232,7 @@ def peer_killed(where: str) -> Callable[[Comm, Path], None]:
     return life
 
 
-KILLED = ("FIXED", "ELASTIC", "bytes", "barrier")
-
-
-def lines(comm: Comm, out: Path) -> None:
-    """Lines between two ranks: what arrives, several at a time, and what is seen of a peer that is gone."""
-    seen: dict[str, object] = {}
-    one, again = open_lines(comm), open_lines(comm)
-    if comm.rank < 2:
-        patient(one[1 - comm.rank], again[1 - comm.rank], comm.rank == 1, seen)
-    comm.barrier()
-    ends = open_lines(comm)
-    if comm.rank:
-        echo(comm, ends[0])
-        return
-    with ThreadPoolExecutor() as threads:
-        list(threads.map(lambda peer: talk(peer, ends[peer], seen), ends))
-    (out / "lines").write_text(json.dumps({**seen, "sent": comm.traffic.sent}))
-
-
-def patient(one: Line, again: Line, sends: bool, seen: dict[str, object]) -> None:
-    """Nothing for a while, then tensors of odd kinds, then the other end closes."""
-    odd = [torch.tensor([], dtype=torch.float32), torch.tensor([1, 2]), torch.tensor([3.0], dtype=torch.bfloat16)]
-    if sends:
-        time.sleep(1)
-        one.send(["odd"], odd)
-        one.close()
-        again.send([], [])
-        return
-    _, got = one.receive(CPU)
-    seen["odd"] = all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(got, odd, strict=True))
-    seen["closed"] = peer_error(lambda: one.receive(CPU))
-    again.receive(CPU)
-
-
-def echo(comm: Comm, back: Line) -> None:
-    """To rank 0, which sends to all others at a time; in the middle the last is killed."""
-    for i in range(ROUNDS):
-        words, (got,) = back.receive(CPU)
-        if comm.rank == VICTIM and i == ROUNDS // 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        back.send(words, [got + comm.rank])
-    back.close()
-
-
-def talk(peer: int, to: Line, seen: dict[str, object]) -> None:
-    try:
-        for i in range(ROUNDS):
-            sent, begun = torch.arange(ELEMENTS) * 1.0 + i, time.monotonic()
-            to.send(["round", i, None, "ä"], [sent])
-            words, (got,) = to.receive(CPU)
-            assert words == ["round", i, None, "ä"] and torch.equal(got, sent + peer)
-            seen[f"rounds {peer}"] = i + 1
-        to.close()
-    except PeerError as error:
-        seen[f"error {peer}"], seen[f"seconds {peer}"] = error.message, time.monotonic() - begun
+KILLED = ("FIXED", "ELASTIC", "a line")
 
 
 @dataclass(frozen=True)
@@ -332,7 +249,6 @@ LIVES = [
     Life(1, replicated),
     *(Life(size, work) for work in (straight, resumed, sent, replicated) for size in SIZES),
     Life(2, compressed),
-    Life(VICTIM + 1, lines, dies=True),
     *(Life(3, peer_killed(where), dies=True) for where in KILLED),
 ]
 
@@ -394,7 +310,8 @@ def test_the_sum_is_that_of_one_worker_to_rounding_and_with_elastic_to_the_bit(o
 def test_a_killed_peer_is_told_to_the_others_at_once(out, where):
     for rank in (0, 1):
         seen = json.loads((out / f"killed-{where}-{rank}").read_text())
-        assert "lost the other workers" in seen["message"] and "\n" not in seen["message"]
+        who = "worker 2" if where == "a line" and rank == 0 else "the other workers"
+        assert f"lost {who}" in seen["message"] and "\n" not in seen["message"]
         assert "same command" in seen["hint"]
         assert seen["seconds"] < AT_ONCE_S
 
@@ -429,25 +346,6 @@ def test_what_is_counted_as_sent_crosses_the_socket_and_a_method_sends_no_more_t
     print(f"\n{method}: {wire / found['NONE'][0]:.1%} of the bytes of plain gradients")
     assert traffic <= wire <= 1.01 * traffic + HEADERS
     assert wire <= MOST.get(method, 2) * found["NONE"][0]
-
-
-@pytest.fixture
-def seen(out):
-    return json.loads((out / "lines").read_text())
-
-
-def test_a_line_waits_for_as_long_as_its_peer_lives_carries_any_tensor_and_tells_of_a_peer_that_is_gone(seen):
-    assert seen["odd"] is True
-    assert seen["closed"].startswith("lost worker 1 while trying to receive from it: ")
-
-
-def test_a_killed_peer_is_an_error_on_its_line_at_once_and_on_no_other(seen):
-    assert seen[f"error {VICTIM}"].startswith(f"lost worker {VICTIM} while trying to receive from it: ")
-    assert seen[f"seconds {VICTIM}"] < 2 and seen[f"rounds {VICTIM}"] == ROUNDS // 2
-    for peer in range(1, VICTIM):
-        assert (seen[f"rounds {peer}"], f"error {peer}" in seen) == (ROUNDS, False)
-    messages = 2 * ROUNDS + ROUNDS // 2 + 1
-    assert 0 < seen["sent"] - messages * 4 * ELEMENTS < messages * 100, "vectors, and a few words with each"
 
 
 if __name__ == "__main__":

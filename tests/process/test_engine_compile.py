@@ -18,8 +18,9 @@ def environment(temporary: Path, **more: str) -> dict[str, str]:
 @pytest.mark.slow
 def test_a_compiled_run_trains_like_the_other_and_is_resumed(base, tmp_path):
     plain = small.run(base / "schedule", tmp_path / "plain")
-    compiled = small.run(base / "schedule", tmp_path / "compiled", *COMPILED, env=environment(tmp_path), timeout=400)
-    assert compiled.returncode == 0, compiled.stderr
+    compiled = small.run(
+        base / "schedule", tmp_path / "compiled", *COMPILED, env=environment(tmp_path), timeout=400, code=0
+    )
     assert (tmp_path / CACHE).stat().st_mode & 0o777 == 0o700
 
     def first_losses(text: str) -> list[float]:
@@ -34,8 +35,7 @@ def test_a_compiled_run_trains_like_the_other_and_is_resumed(base, tmp_path):
 @pytest.mark.slow
 def test_without_a_compiler_it_says_so(base, tmp_path):
     without = environment(tmp_path, CXX="/no/compiler", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
-    done = small.run(base / "schedule", tmp_path / "out", *COMPILED, env=without, timeout=400)
-    assert done.returncode == 64, done.stdout + done.stderr
+    done = small.run(base / "schedule", tmp_path / "out", *COMPILED, env=without, timeout=400, code=64)
     assert "torch.compile can't make the network's code" in done.stderr and "leave `compile` out" in done.stderr
 
 

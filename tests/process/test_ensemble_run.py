@@ -46,8 +46,7 @@ def base(tmp_path_factory):
     base = tmp_path_factory.mktemp("ensembles")
     tiny.make_data(base / "data")
     make_schedule(base / "schedule", base / "data")
-    done = small.run(base / "schedule", base / "out", "--log", "tensorboard")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = small.run(base / "schedule", base / "out", "--log", "tensorboard", code=0)
     (base / "out.txt").write_text(done.stdout)
     return base
 
@@ -188,8 +187,7 @@ def test_plan_and_report_know_them(base):
 
 def test_two_workers_give_the_digits_of_one(base, out):
     shutil.rmtree(out / "results" / "ensembles")
-    done = small.run(base / "schedule", out, nproc=2)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = small.run(base / "schedule", out, nproc=2, code=0)
     assert "stage 1/4" not in done.stdout
     of_its_life = dict.fromkeys(("seconds", "attempt", "serial"))
     for name in NAMES:

@@ -212,12 +212,6 @@ def test_before_anything_is_started_a_signal_ends_the_process(comes, capfd):
     assert f"SIGTERM: {NOTHING_STARTED}" in capfd.readouterr().err
 
 
-def test_what_is_done_aside_ends_as_it_does():
-    assert aside(lambda: 3) == 3
-    with pytest.raises(ZeroDivisionError):
-        aside(lambda: 1 // 0)
-
-
 INT, TERM, USR1, SETTLED = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, 0
 
 

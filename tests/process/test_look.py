@@ -1,9 +1,8 @@
-"""`stagerun status`, with `--snapshots` too, of real runs: living, finished, killed, stopped; with damage. Of logs made by hand:
+"""`stagerun status`, with `--snapshots` too, and `report` of real runs: living, finished, killed, stopped; with damage. Of logs made by hand:
 tests/fast/test_status.py."""
 
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -14,6 +13,7 @@ from typing import Any
 import processes
 import pytest
 import small
+from made_up_runs import rows
 
 from stagerun import store
 
@@ -29,44 +29,33 @@ def base(finished):
 
 
 def told(*arguments: object) -> dict[str, Any]:
-    done = small.stagerun(*arguments, "--json")
-    assert done.returncode == 0, done.stderr
+    done = small.stagerun(*arguments, "--json", code=0)
     found = json.loads(done.stdout)
     assert isinstance(found, dict)
     return found
 
 
-@pytest.fixture
-def running(base, tmp_path):
-    """A run of two workers that has written a snapshot and evaluated."""
+# ---- status
+
+
+def test_a_living_run_a_killed_one_and_one_that_was_stopped(base, tmp_path):
     out = tmp_path / "out"
     run = small.start(base / "long", out, *KEPT, nproc=2)
     try:
         small.wait_for(out / "snapshots" / "init-00000006-a0001", run)
-        yield run, out
+        status = told("status", base / "long", "--out", out)
+        assert status["state"] == "running" and not status["silent"]
+        assert status["holder"]["pid"] in run.ranks().values() and status["holder"]["host"] == os.uname().nodename
+        assert 0 <= status["last_logged"] - status["holder"]["since"] < 120
+        assert status["run"]["workers"] == 2
+        progress = status["progress"]
+        assert (progress["stage"], progress["number"], progress["stages"]) == ("init", 1, 4)
+        assert 6 <= progress["iter"] < 100000 and progress["lr"] == 0.05 and progress["max_iter"] == 100000
+        assert progress["iterations_left"] == 100011 - progress["iter"]
+        assert progress["seconds_left"] > progress["seconds_left_in_stage"] > 0
+        assert status["snapshot"]["name"].startswith("init-")
     finally:
-        processes.kill(run, "all", random.Random(1))
-        run.wait()
-
-
-# ---- status
-
-
-def test_a_living_run_a_killed_one_and_one_that_was_stopped(base, running, tmp_path):
-    run, out = running
-    status = told("status", base / "long", "--out", out)
-    assert status["state"] == "running" and not status["silent"]
-    assert status["holder"]["pid"] in run.workers() and status["holder"]["host"] == os.uname().nodename
-    assert 0 <= status["last_logged"] - status["holder"]["since"] < 120
-    assert status["run"]["workers"] == 2
-    progress = status["progress"]
-    assert (progress["stage"], progress["number"], progress["stages"]) == ("init", 1, 4)
-    assert 6 <= progress["iter"] < 100000 and progress["lr"] == 0.05 and progress["max_iter"] == 100000
-    assert progress["iterations_left"] == 100011 - progress["iter"]
-    assert progress["seconds_left"] > progress["seconds_left_in_stage"] > 0
-    assert status["snapshot"]["name"].startswith("init-")
-
-    processes.kill(run, "all", random.Random(1))
+        processes.kill_all(run.pids())
     run.wait()
     killed = told("status", out)
     assert killed["state"] == "killed" and killed["holder"] is None
@@ -79,7 +68,7 @@ def test_a_living_run_a_killed_one_and_one_that_was_stopped(base, running, tmp_p
         run.process.send_signal(signal.SIGTERM)
         assert run.wait()[0] == 75
     finally:
-        processes.kill(run, "all", random.Random(1))
+        processes.kill_all(run.pids())
     text = small.stagerun("status", out).stdout
     iter = told("status", out)["progress"]["iter"]
     assert re.match(rf"tiny: stopped .* in init after iteration {iter} \(asked to stop.*\), everything is saved", text)
@@ -156,9 +145,31 @@ def test_damage_is_shown_and_verified_byte_by_byte(base, tmp_path):
     assert re.fullmatch(r"state\.json has \d+ bytes, not \d+", plain["early-00000002-a0001"]["reason"])
     assert plain[".bad-init-00000002-a0001"]["state"] == "set aside"
 
-    done = small.stagerun("status", "--snapshots", out, "--verify")
-    assert done.returncode == 78
+    done = small.stagerun("status", "--snapshots", out, "--verify", code=78)
     assert "damaged: cyc1-00000004-a0001: model.safetensors is not as it was written" in done.stdout
     assert "damaged: early-00000002-a0001: state.json has" in done.stdout
     assert done.stdout.splitlines()[-3].startswith("7 complete snapshots")
     assert "2 snapshots damaged" in done.stderr
+
+
+# ---- report
+
+
+def test_tables_need_no_torch_and_agree_with_what_was_printed(finished):
+    program = (
+        "import sys; from stagerun.cli import main\n"
+        "try: main()\nfinally: print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "report", finished / "out"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]", done.stderr
+    table = {line.split()[0]: line for line in (finished / "out.txt").read_text().splitlines()[-5:]}
+    found = rows(finished / "out")
+    assert [(row["stage"], row["from"]) for row in found] == [
+        ("init", "seed"), ("cyc1", "init"), ("collapse", "cyc1"), ("early", "init"),
+    ]  # fmt: skip
+    for row in found:
+        assert f"{100 * float(row['top1']):.2f} %" in table[row["stage"]]
+        assert f"{float(row['loss']):.4f}" in table[row["stage"]]
+    assert rows(finished / "out", "--by", "run")[0]["state"] == "finished"

@@ -126,15 +126,3 @@ def test_what_an_editor_asks(editor):
     style = {"tabSize": 2, "insertSpaces": True}
     (edit,) = editor.ask("textDocument/formatting", textDocument=editor.document(name), options=style)
     assert edit["newText"] == text
-
-
-def test_a_schedule_that_is_taken_away_or_not_yet_saved(editor):
-    text = (editor.folder / "cyc1.prototxt").read_text()
-    editor.open("cyc1.prototxt", text + "bad: 1\n")
-    editor.until_mistakes("cyc1.prototxt", True)
-    (editor.folder / "schedule.prototxt").rename(editor.folder / "away")
-    editor.type("cyc1.prototxt", text)
-    editor.until_mistakes("cyc1.prototxt", False)
-    new = 'name: "x"\nstage { na }\n'
-    editor.open("new/schedule.prototxt", new)
-    assert "name" in {item["label"] for item in editor.ask_at("completion", "new/schedule.prototxt", new, "na }", 2)}

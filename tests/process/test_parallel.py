@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -10,7 +11,8 @@ import photos
 import processes
 import pytest
 import small
-from processes import content
+from contract import stagerun
+from processes import content, events
 
 STAGES = """
 stage { name: "trunk" solver_param { base_lr: 0.1 lr_policy: "fixed" max_iter: 8 } }
@@ -32,8 +34,7 @@ def tree(base, tmp_path_factory):
     schedule = small.make_schedule(folder / "schedule", base / "data")
     text = (schedule / "schedule.prototxt").read_text()
     (schedule / "schedule.prototxt").write_text(text[: text.index("stage {")] + STAGES)
-    done = small.run(schedule, folder / "alone")
-    assert done.returncode == 0, done.stderr
+    small.run(schedule, folder / "alone", code=0)
     return schedule, folder / "alone"
 
 
@@ -52,15 +53,15 @@ def assert_same(out: Path, alone: Path) -> None:
     assert results(out) == results(alone) and not (out / ".parallel").exists()
 
 
-def parallel(schedule: Path, out: Path, number: int, *words: object) -> CompletedProcess[str]:
-    return small.stagerun("run", schedule, "--out", out, "--threads", 1, "--parallel", number, *words)
+def parallel(schedule: Path, out: Path, *words: object, code: int = 0) -> CompletedProcess[str]:
+    return small.stagerun("run", schedule, "--out", out, "--threads", 1, "--parallel", 2, *words, code=code)
 
 
 def sent(schedule: Path, out: Path, sign: signal.Signals, stage: str) -> tuple[int, str]:
     """A run that gets a signal while it trains a stage: its exit code, and what it said."""
     words = ["run", str(schedule), "--out", str(out), "--threads", "1", "--parallel", "2"]
     run = processes.Run(words).start()
-    processes.until(run, lambda: processes.events(out / ".parallel" / stage, "Iterated"))
+    processes.until(run, lambda: events(out / ".parallel" / stage, "Iterated"))
     run.process.send_signal(sign)
     return run.wait()
 
@@ -74,9 +75,14 @@ def test_what_is_stopped_and_killed_goes_on_to_the_same_bits(tree, tmp_path):
     assert re.search(r"stage (d|trunk): (stopped and saved|done)", said), said
     assert not (out / ".parallel").exists() and any(name.startswith("d-") for name in content(out))
     sent(schedule, out, signal.SIGKILL, "c")
-    # An ordinary run takes over what is left.
-    done = small.run(schedule, out)
-    assert done.returncode == 0, done.stderr
+    (out / ".parallel" / "notes").mkdir()
+    (out / ".parallel" / "there").symlink_to(alone)
+    # An ordinary run takes over what is left, and nothing else.
+    done = small.run(schedule, out, code=0)
+    assert "stage c: took over what a killed run with --parallel left" in done.stderr
+    assert sorted(p.name for p in (out / ".parallel").iterdir()) == ["notes", "there"]
+    assert (alone / "log.jsonl").exists()
+    shutil.rmtree(out / ".parallel")
     assert_same(out, alone)
 
 
@@ -86,8 +92,8 @@ def test_a_failing_stage_ends_the_run_with_its_code_and_from_a_damaged_snapshot_
     """A worker finds the damage under the snapshot's second name; the run goes on as one without --parallel does."""
     schedule, alone = tree
     out, only = tmp_path / "out", ("--only", "trunk", "--only", "d")
-    done = parallel(schedule, out, 2, *only, "--set", "d.base_lr=1e30")
-    assert done.returncode == 79 and "in stage `d` the loss is nan" in done.stderr, done.stderr
+    done = parallel(schedule, out, *only, "--set", "d.base_lr=1e30", code=79)
+    assert "in stage `d` the loss is nan" in done.stderr, done.stderr
     assert not (out / ".parallel").exists()
     assert small.run(schedule, out, "--only", "trunk").returncode == 0
     (end,) = (out / "snapshots").glob("trunk-00000008-*")
@@ -95,39 +101,19 @@ def test_a_failing_stage_ends_the_run_with_its_code_and_from_a_damaged_snapshot_
     data = bytearray(weights.read_bytes())
     data[-5] ^= 1
     weights.write_bytes(data)
-    done = parallel(schedule, out, 2)
-    assert done.returncode == 0, done.stderr
+    done = parallel(schedule, out)
     assert f"snapshot {end.name} is damaged and was set aside as .bad-{end.name}" in done.stderr
     assert_same(out, alone)
-    events = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    finished = {e["stage"] for e in events if e["event"] == "StageFinished"}
+    finished = {e["stage"] for e in events(out, "StageFinished")}
     assert finished == {"a", "b", "c", "d", "trunk"} and "all" in done.stdout
-    assert parallel(schedule, out, 2).stdout.startswith("nothing to do")
+    assert parallel(schedule, out).stdout.startswith("nothing to do")
 
 
 def test_what_needs_the_whole_machine_is_refused(tree, tmp_path):
     schedule, _ = tree
     for words in (("--nproc", 2), ("--log", "tensorboard"), ("--profile", tmp_path / "x")):
-        refused = parallel(schedule, tmp_path / "out", 2, *words)
-        assert refused.returncode == 64 and f"--parallel with {words[0]}: " in refused.stderr, refused.stderr
-
-
-def test_what_a_killed_run_left_is_named_and_nothing_else_is_touched(tree, tmp_path):
-    schedule, alone = tree
-    out = tmp_path / "out"
-    assert small.run(schedule, out, "--only", "d").returncode == 0
-    for name, mark in (("d", True), ("notes", False)):
-        folder = out / ".parallel" / name
-        folder.mkdir(parents=True)
-        (folder / "log.jsonl").write_text('{"event": "Iterated", "stage": "d"}\n')
-        if mark:
-            (folder / ".stage").touch()
-    (out / ".parallel" / "there").symlink_to(alone)
-    done = small.run(schedule, out)
-    assert done.returncode == 0, done.stderr
-    assert "stage d: took over what a killed run with --parallel left" in done.stderr
-    assert sorted(p.name for p in (out / ".parallel").iterdir()) == ["notes", "there"]
-    assert (alone / "log.jsonl").exists()
+        refused = stagerun(["run", schedule, "--out", "out", "--parallel", 2, *words], tmp_path)
+        assert refused.exit_code == 64 and f"--parallel with {words[0]}: " in refused.stderr, refused.stderr
 
 
 FOLDERS = """
@@ -142,11 +128,9 @@ stage { name: "two" from: "" solver_param {} }
 def test_folders_of_images_are_imported_once(tmp_path):
     photos.make_folder(tmp_path / "s" / "train", per_class=8)
     (tmp_path / "s" / "schedule.prototxt").write_text(FOLDERS)
-    done = parallel(tmp_path / "s", tmp_path / "out", 2)
-    assert done.returncode == 0, done.stderr
+    parallel(tmp_path / "s", tmp_path / "out")
     (made,) = (tmp_path / "out" / "data").iterdir()
-    events = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
-    notes = [e["text"] for e in events if e["event"] == "Note"]
+    notes = [e["text"] for e in events(tmp_path / "out", "Note")]
     assert {line.partition(";")[0] for line in notes if "imported" in line} == {
         f"{tmp_path}/s/train: imported 24 images to {made}"
     }

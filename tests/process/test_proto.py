@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from facade import caffe_pb2
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,8 +22,3 @@ def test_generated_files_are_up_to_date(tmp_path):
     for name, content in made.items():
         (committed,) = (ROOT / "stagerun").rglob(name)
         assert committed.read_bytes() == content, f"run scripts/dev proto: {name} is out of date"
-
-
-def test_caffes_wire_format():
-    # Field 5 of a Datum is its label, field 4 its bytes: Caffe's numbers.
-    assert caffe_pb2.Datum(label=3, data=b"ab").SerializeToString() == b"\x22\x02ab\x28\x03"

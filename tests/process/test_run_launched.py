@@ -74,34 +74,30 @@ def start(schedules: list[Path], out: Path) -> list[processes.Run]:
     return [processes.Run(one, {**world, "RANK": str(rank)}).start() for rank, one in enumerate(words)]
 
 
-def test_ranks_with_other_solver_files_are_named(base, tmp_path):
-    other = small.make_schedule(tmp_path / "other", base / "data", early=small.STAGES["early"].replace("0.02", "0.03"))
+@pytest.mark.parametrize(
+    ("early", "code", "said"),
+    [
+        (small.STAGES["early"].replace("0.02", "0.03"), 78, r"rank 1 on (.|\n)*early.prototxt"),
+        ("base_lr: 0.1 lr_polcy: 3", 64, r"^rank 1 on (.|\n)*early.prototxt:1:14: .*`lr_polcy`"),
+    ],
+)
+def test_another_solver_file_of_one_rank_or_a_mistake_there_ends_all_ranks_at_once(base, tmp_path, early, code, said):
+    other = small.make_schedule(tmp_path / "other", base / "data", early=early)
     ended = [run.wait() for run in start([base / "schedule", other], tmp_path / "out")]
-    assert [code for code, _ in ended] == [78, 78]
-    assert "rank 1 on " in ended[0][1] and "early.prototxt" in ended[0][1] and ended[1][1] == ""
-    assert not list((tmp_path / "out" / "snapshots").glob("*"))
+    assert [each for each, _ in ended] == [code, code]
+    assert re.search(said, ended[0][1]) and ended[1][1] == ""
+    assert not list((tmp_path / "out").glob("snapshots/*"))
 
 
-def test_a_mistake_in_one_ranks_files_ends_all_ranks_at_once(base, tmp_path):
-    other = small.make_schedule(tmp_path / "other", base / "data", early="base_lr: 0.1 lr_polcy: 3")
-    ended = [run.wait() for run in start([base / "schedule", other], tmp_path / "out")]
-    assert [code for code, _ in ended] == [64, 64]
-    assert re.match(r"rank 1 on (.|\n)*early.prototxt:1:14: .*`lr_polcy`", ended[0][1]) and ended[1][1] == ""
-
-
-@pytest.mark.parametrize("by", ["nproc", "environment"])
-def test_a_run_on_one_host_listens_on_its_loopback_device_alone(base, tmp_path, by):
-    if by == "environment":
-        runs = start([base / "schedule"] * 2, tmp_path / "out")
-    else:
-        runs = [small.start(base / "schedule", tmp_path / "out", nproc=2)]
+def test_workers_on_one_host_listen_on_its_loopback_device_alone(base, tmp_path):
+    runs = start([base / "schedule"] * 2, tmp_path / "out")
     found: set[tuple[str, int]] = set()
     while any(run.process.poll() is None for run in runs):
         found |= processes.listening([pid for run in runs for pid in run.pids()])
         time.sleep(0.02)
     ended = [run.wait() for run in runs]
-    assert [code for code, _ in ended] == [0] * len(runs)
-    assert "2 workers on cpu" in ended[0][1] and not any(said for _, said in ended[1:]), "only rank 0 talks"
+    assert [code for code, _ in ended] == [0, 0]
+    assert "2 workers on cpu" in ended[0][1] and ended[1][1] == "", "only rank 0 talks"
     assert {address for address, _ in found} == {"127.0.0.1"}
 
 
@@ -145,7 +141,7 @@ def test_another_user_cannot_reach_the_store_of_one_machines_workers(base, tmp_p
 SHIFTED = 'python=$1; shift 3; exec "$python" "$0" "$@"'
 
 
-def test_files_in_the_current_folder_are_not_executed(base, tmp_path):
+def test_it_executes_no_file_of_the_current_folder_listens_on_loopback_and_killed_leaves_nothing(base, tmp_path):
     """Nor do the threads of libraries, as there are where the environment doesn't limit them, take the launcher's signals."""
     for name in ("selectors", "json", "logging"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the user was executed')\n")
@@ -155,7 +151,7 @@ def test_files_in_the_current_folder_are_not_executed(base, tmp_path):
     script = tmp_path / "bin" / "stagerun"
     script.parent.mkdir()
     script.write_text("from stagerun.__main__ import main\nmain()\n")
-    run = processes.Run([str(word) for word in words], {"OPENBLAS_NUM_THREADS": "4"})
+    run = processes.Run([str(word) for word in words], {"OPENBLAS_NUM_THREADS": "4", "TMPDIR": str(tmp_path)})
     run.start(["env", "-u", "OMP_NUM_THREADS", "-C", str(tmp_path), "sh", "-c", SHIFTED, str(script)])
     try:
         small.wait_for(out / "snapshots" / "init-00000002-a0001", run)
@@ -163,40 +159,23 @@ def test_files_in_the_current_folder_are_not_executed(base, tmp_path):
         blocked = [int(re.findall(r"^SigBlk:\s*(\S+)", text, re.M)[0], 16) for text in status]
         assert len(blocked) > 1, "those of numpy's library, too"
         assert sum(not mask >> (signal.SIGTERM - 1) & 1 for mask in blocked) <= 1, "but the main one"
+        assert {address for address, _ in processes.listening(run.pids())} == {"127.0.0.1"}
+        assert list(tmp_path.glob("stagerun-run-*"))
     finally:
-        processes.kill_all(run.pids())
-        said = run.wait()[1]
+        run.process.kill()
+    said = run.wait()[1]
     assert "was executed" not in said
+    assert run.gone() and not list(tmp_path.glob("stagerun-run-*"))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")
 def test_temporary_files_where_no_inodes_are_left(base, tmp_path):
     there = tmp_path / "there"
     there.mkdir()
+    run = f"{sys.executable} -m stagerun run {base}/schedule --out {tmp_path}/out --nproc 2"
     for inodes in (2, 3):
-        words = [
-            sys.executable,
-            "-m",
-            "stagerun",
-            "run",
-            base / "schedule",
-            "--out",
-            tmp_path / f"out{inodes}",
-            "--nproc",
-            "2",
-        ]
-        mounted = f"mount -t tmpfs -o nr_inodes={inodes},size=10m none {there} && TMPDIR={there} exec {shlex.join(map(str, words))}"
+        mounted = f"mount -t tmpfs -o nr_inodes={inodes},size=10m none {there} && TMPDIR={there} exec {run}"
         done = subprocess.run(["unshare", "-m", "sh", "-c", mounted], capture_output=True, text=True, timeout=120)
         assert done.returncode == 74, done.stderr
         assert f"of {inodes} inodes are left" in done.stderr and "bug of stagerun" not in done.stderr, done.stderr
         assert "without a message" not in done.stderr, done.stderr
-
-
-def test_a_killed_launcher_leaves_no_folder(base, tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    run = small.start(base / "schedule", tmp_path / "out", *small.ENDLESS, nproc=2)
-    small.wait_for(tmp_path / "out" / "snapshots" / "init-00000002-a0001", run)
-    assert list(tmp_path.glob("stagerun-run-*"))
-    run.process.kill()
-    run.wait()
-    assert run.gone() and not list(tmp_path.glob("stagerun-run-*"))

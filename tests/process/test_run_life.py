@@ -10,15 +10,13 @@ from pathlib import Path
 import processes
 import pytest
 import small
-from facade import duration
 
 
 def straight(base: Path, nproc: int) -> Path:
     """The output of an uninterrupted run, made when it is first asked for; beside it a .txt of what the run printed."""
     out = base / f"straight{nproc}"
     if not out.with_suffix(".txt").exists():
-        done = small.run(base / "schedule", out, nproc=nproc)
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = small.run(base / "schedule", out, nproc=nproc, code=0)
         out.with_suffix(".txt").write_text(done.stdout)
     return out
 
@@ -86,8 +84,7 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_bits(base, tmp_
     stage, iter = message.split()[2], int(message.split()[5])
     assert (out / "snapshots" / f"{stage}-{iter:08d}-a0001").exists()
 
-    second = small.run(base / "schedule", out, *small.AGAIN, nproc=nproc)
-    assert second.returncode == 0, second.stdout + second.stderr
+    second = small.run(base / "schedule", out, *small.AGAIN, nproc=nproc, code=0)
     # One that stopped at the very end of a stage has nothing to resume inside the next.
     lengths = {"init": 6, "cyc1": 5, "collapse": 3}
     assert "BIT-EXACT" in second.stdout or iter == lengths.get(stage, iter)
@@ -105,20 +102,6 @@ def test_a_closed_pipe_does_not_end_training(base, tmp_path):
     assert json.loads((tmp_path / "out" / "log.jsonl").read_text().splitlines()[-1])["event"] == "RunFinished"
 
 
-def test_stop_after_ends_as_a_signal_does_and_the_command_goes_on_to_the_same_bits(base, tmp_path):
-    schedule, log = base / "schedule", Path()
-    for time in (6, 15, 50, 250):
-        out = tmp_path / str(time)
-        stopped = small.run(schedule, out, "--stop-after", f"{time}s", *small.ENDLESS, nproc=2)
-        text = stopped.stdout + stopped.stderr
-        assert stopped.returncode == 75, text
-        log = out / "log.jsonl"
-        if log.exists() and '"Iterated"' in log.read_text():  # on a busy machine it has not begun so soon
-            break
-    assert f"--stop-after {duration(time)}: the time is up" in text and text.count("SIGTERM: stopping ") == 1
-    assert [e["event"] for e in map(json.loads, log.read_text().splitlines())][-1] == "Stopped"
-    assert small.run(schedule, out, *small.AGAIN, nproc=2).returncode == 0
-    # The stop may have come in the stage without an end: what that one saved is left beside what was trained again.
-    found, expected = (processes.content(folder) for folder in (out, straight(base, 2)))
-    for end in ("init-00000006", "cyc1-00000005", "collapse-00000003", "early-00000003"):
-        assert found[end] == expected[end]
+def test_stop_after_ends_as_a_signal_does(base, tmp_path):
+    stopped = small.run(base / "schedule", tmp_path / "out", "--stop-after", "2s", *small.ENDLESS, nproc=2)
+    assert stopped.returncode == 75 and "--stop-after 2 s: the time is up" in stopped.stderr, stopped.stderr

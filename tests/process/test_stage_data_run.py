@@ -1,14 +1,13 @@
 """Stages with images of their own in real runs: stopped anywhere, on any number of workers, the same bits."""
 
 import json
-import time
-from pathlib import Path
-from typing import Any
 
 import processes
 import pytest
 import small
 import tiny
+from nan_help import lives
+from processes import events
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +25,9 @@ data {{
     folder = small.make_schedule(base / "schedule", base / "data", cyc1=small.STAGES["cyc1"] + own)
     path = folder / "schedule.prototxt"
     path.write_text("determinism: ELASTIC\n" + path.read_text())
-    done = small.run(folder, base / "straight")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = small.run(folder, base / "straight", code=0)
     (base / "straight.txt").write_text(done.stdout)
     return base
-
-
-def log(base: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (base / "straight" / "log.jsonl").read_text().splitlines()]
 
 
 def test_each_set_has_its_own_position_and_epoch(base):
@@ -41,15 +35,13 @@ def test_each_set_has_its_own_position_and_epoch(base):
     states = {file.parent.name.split("-a")[0]: json.loads(file.read_bytes())["position"] for file in files}
     assert states["init-00000006"] == 96 and states["cyc1-00000005"] == 80
     assert states["collapse-00000003"] == 96 + 3 * 16, "on from where `init` left the set"
-    lines = log(base)
-    epochs = {(e["stage"], e["iter"]): e["epoch"] for e in lines if e["event"] == "Iterated"}
+    epochs = {(e["stage"], e["iter"]): e["epoch"] for e in events(base / "straight", "Iterated")}
     assert epochs["cyc1", 5] == pytest.approx(80 / 100) and epochs["collapse", 1] == pytest.approx(112 / 600)
 
 
 def test_all_validation_sets_are_evaluated_and_the_first_decides(base):
-    lines = log(base)
-    first = [e for e in lines if e["event"] == "Tested" and e["stage"] == "cyc1"]
-    beside = [e for e in lines if e["event"] == "TestedBeside"]
+    first = [e for e in events(base / "straight", "Tested") if e["stage"] == "cyc1"]
+    beside = events(base / "straight", "TestedBeside")
     assert [(e["iter"], e["val"], e["images"]) for e in first] == [(4, "v1", 100), (5, "v1", 100)]
     assert [(e["iter"], e["val"], e["images"]) for e in beside] == [(4, "v2", 600), (5, "v2", 600)]
     shown = (base / "straight.txt").read_text()
@@ -61,15 +53,8 @@ def test_all_validation_sets_are_evaluated_and_the_first_decides(base):
 
 def test_a_run_that_is_killed_within_a_set_and_stopped_at_a_join_has_the_same_bits(base, tmp_path):
     folder, out = base / "schedule", tmp_path / "out"
-    run = small.start(folder, out, nproc=3)
-    until = time.monotonic() + 120
-    while not list((out / "snapshots").glob("cyc1-00000002-*")) and time.monotonic() < until:
-        time.sleep(0.02)
-    processes.kill_all(run.pids())
-    run.wait()
-    assert run.gone()
-    assert small.run(folder, out, "--until", "cyc1", nproc=2).returncode == 0
-    done = small.run(folder, out)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "EQUIVALENT" not in done.stdout, done.stdout
+    lives(folder, out, 3, kill_after=9)  # `init` has 6 iterations and `cyc1` has 5, with a snapshot after 2
+    lives(folder, out, 2, stop_after=4)  # while `cyc1` is evaluated at its end
+    assert "cyc1-00000005" in processes.content(out) and not list((out / "snapshots").glob("collapse-*"))
+    lives(folder, out)
     assert processes.ends(out) == processes.ends(base / "straight")

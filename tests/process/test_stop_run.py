@@ -1,15 +1,14 @@
 """Signals at the moments of a run at which nothing is trained yet, or all is: from the first instruction of each process on."""
 
-import json
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import processes
 import pytest
 import small
+from processes import events, until
 from reliability.sigterm import answers
 
 NOTHING_STARTED = "stopped before anything was started; run the same command again"
@@ -21,14 +20,6 @@ def temporary(tmp_path, monkeypatch):
     """Where the launcher and its workers meet."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     return tmp_path
-
-
-def until(run: processes.Run, ready: Callable[[], bool]) -> None:
-    end = time.monotonic() + 300
-    while not ready():
-        assert run.process.poll() is None, run.wait()
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 def ended(run: processes.Run, temporary: Path) -> str:
@@ -67,41 +58,17 @@ def test_while_launcher_and_workers_start(base, tmp_path, temporary, least, numb
     assert not (tmp_path / "out" / "log.jsonl").exists()
 
 
-def events(out: Path) -> list[str]:
-    return [
-        json.loads(line)["event"]
-        for line in (out / "log.jsonl").read_text().splitlines(keepends=True)
-        if line[-1] == "\n"
-    ]
-
-
 def test_an_iteration_that_has_just_started_is_broken_off(base, tmp_path, temporary):
     """It would take half an hour."""
     words = ("--set", "init.batch_size=400000", "--set", "init.max_iter=6", "--grace", "10m")
     run = small.start(base / "schedule", tmp_path / "out", *words)
-    log = tmp_path / "out" / "log.jsonl"
-    until(run, lambda: log.exists() and "StageStarted" in events(tmp_path / "out"))
+    until(run, lambda: events(tmp_path / "out", "StageStarted"))
     os.kill(run.process.pid, signal.SIGTERM)
     text = ended(run, temporary)
     assert text.count("SIGTERM: stopping ") == text.count(", to save by ") == 1
     assert "stopped in init after iteration 0 " in text
-    assert "Iterated" not in events(tmp_path / "out") and events(tmp_path / "out")[-1] == "Stopped"
+    assert not events(tmp_path / "out", "Iterated") and events(tmp_path / "out", "Stopped")
     assert not list((tmp_path / "out" / "snapshots").glob("init-*")), "there is nothing to save"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("nproc", [1, 2])
-def test_several_signals_are_one_request(base, tmp_path, temporary, nproc):
-    out = tmp_path / "out"
-    words = ["run", base / "schedule", "--out", out, "--nproc", nproc, "--threads", 1, *small.ENDLESS]
-    # With threads of numpy's library in the launcher, which it has before it blocks any signal.
-    run = processes.Run([str(word) for word in words], {"OMP_NUM_THREADS": "4"}).start()
-    small.wait_for(out / "snapshots" / "init-00000002-a0001", run)
-    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        os.kill(run.process.pid, number)
-    text = ended(run, temporary)
-    assert text.count(": stopping ") == 1 and "everything is saved" in text
-    assert events(out)[-1] == "Stopped"
 
 
 @pytest.mark.slow
@@ -119,8 +86,7 @@ def test_hangup_does_not_stop_a_run_under_nohup(base, tmp_path, temporary):
     assert code == 0, text
 
 
-@pytest.mark.parametrize("command", ["plan", "rehearse"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("command, number", [("plan", signal.SIGINT), ("rehearse", signal.SIGTERM)])
 def test_other_commands_are_interrupted(base, tmp_path, command, number):
     code, text = 0, ""
     for _ in range(30):

@@ -14,13 +14,14 @@ from typing import Any
 import processes
 import pytest
 import small
+from processes import events
 from reliability.forging import Forged
 from test_own_network_run import MODEL, MYNET
 
 AUDIT = (
     "--set", "solver.audit_param={ proof_iter: 2 }", "--set", "keep_snapshots=1",
 )  # fmt: skip
-PLACES = 4  # of the ten that can be drawn: init 2 4 6, cyc1 2 4 5, collapse 2 3, early 2 3
+PLACES = 3  # of the ten that can be drawn: init 2 4 6, cyc1 2 4 5, collapse 2 3, early 2 3
 
 
 @pytest.fixture(scope="module")
@@ -29,16 +30,10 @@ def audited(base, tmp_path_factory):
     out = tmp_path_factory.mktemp("audited") / "out"
     stopped = small.run(base / "schedule", out, *AUDIT, fault="kill@95")
     assert stopped.returncode != 0
-    done = small.run(base / "schedule", out, *AUDIT, nproc=2)
-    assert done.returncode == 0, done.stderr
+    small.run(base / "schedule", out, *AUDIT, nproc=2, code=0)
     (resumed,) = (e for e in events(out, "StageStarted") if e["iter"] > 0)
     assert resumed["stage"] == "init" and not (out / "snapshots" / resumed["start"]).exists()
     return out
-
-
-def events(out: Path, kind: str) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    return [event for event in found if event["event"] == kind]
 
 
 def verify(base: Path, out: Path, *words: object, env: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
@@ -55,13 +50,11 @@ def test_a_run_that_was_killed_and_went_on_with_other_workers_is_proven(base, au
     assert sorted(audited.rglob("*")) == before, "nothing is written"
 
 
-def test_on_another_processor_it_is_not_comparable_and_without_training_consistent(base, audited):
+def test_on_another_processor_it_is_not_comparable(base, audited):
     env = {**os.environ, "OMP_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "default"}
     code, found = verify(base, audited, "--proofs", 1, env=env)
     assert (code, found["verdict"], found["wrong"]) == (0, "NOT COMPARABLE", [])
     assert "instruction set" in str(found["unlike"])
-    code, found = verify(base, audited, "--proofs", 0)
-    assert (code, found["verdict"], found["trained"]) == (0, "CONSISTENT", 0)
 
 
 def test_a_proof_that_is_missing_is_found_and_one_that_a_kill_tore_is_not(base, audited, tmp_path):
@@ -97,10 +90,7 @@ def test_nothing_is_left_of_one_that_is_interrupted(base, audited, tmp_path):
     assert run.gone() and not list(tmp_path.iterdir())
 
 
-def test_the_output_folder_alone_is_enough(base, audited, tmp_path):
-    done = small.stagerun("verify", audited, "--proofs", 1)
-    assert done.returncode == 0 and "\nBIT-EXACT: 14 proofs chained" in done.stdout, done.stdout + done.stderr
-    # A network of one's own is run only if asked to.
+def test_a_network_of_ones_own_is_run_only_if_asked_to(base, tmp_path):
     folder, out = small.make_schedule(tmp_path / "own", base / "data"), tmp_path / "out"
     lines = (folder / "schedule.prototxt").read_text().splitlines()
     (folder / "schedule.prototxt").write_text("\n".join(MODEL if s.startswith("model {") else s for s in lines))
@@ -118,8 +108,7 @@ def test_what_redo_has_replaced_is_passed_over(base, audited, tmp_path):
     """The old ends of stages whose parent was trained again are there, too, and of no proof."""
     out, words = tmp_path / "out", ("--set", "cyc1.weight_decay=0.01")
     shutil.copytree(audited, out)
-    done = small.run(base / "schedule", out, *AUDIT, *words, "--redo", "cyc1")
-    assert done.returncode == 0, done.stderr
+    small.run(base / "schedule", out, *AUDIT, *words, "--redo", "cyc1", code=0)
     assert len(list((out / "snapshots").glob("collapse-*"))) > 1
     code, found = verify(base, out, *words, "--proofs", 0)
     assert (code, found["verdict"], found["wrong"]) == (0, "CONSISTENT", [])
@@ -132,22 +121,11 @@ def test_a_stage_that_was_given_another_name_is_proven(base, tmp_path):
     for file in (folder / "init.prototxt", folder / "schedule.prototxt"):
         file.write_text(file.read_text().replace('"init"', '"warm"'))
     (folder / "init.prototxt").rename(folder / "warm.prototxt")
-    done = small.run(folder, out, *AUDIT)
-    assert done.returncode == 0, done.stderr
+    small.run(folder, out, *AUDIT, code=0)
     assert not list((out / "snapshots").glob("init-*")), "the log alone has the old name"
-    for words in ((folder, "--out", out, *AUDIT), (out,)):
-        proven = small.stagerun("verify", *words, "--proofs", 1)
-        assert proven.returncode == 0 and re.search(r"warm, 0 to \d: the same", proven.stdout), (
-            proven.stdout + proven.stderr
-        )
-    # Another stage may have the old name.
-    (folder / "init.prototxt").write_text((folder / "warm.prototxt").read_text() + "random_seed: 2\n")
-    with open(folder / "schedule.prototxt", "a") as file:
-        file.write('stage { name: "init" from: "" }\n')
-    assert small.run(folder, out, *AUDIT, "--redo", "early").returncode == 0
-    for words in ((folder, "--out", out, *AUDIT), (out,)):
-        proven = small.stagerun("verify", *words, "--proofs", 0)
-        assert proven.returncode == 0 and "\nCONSISTENT" in proven.stdout, proven.stdout + proven.stderr
+    for words in ((folder, "--out", out, *AUDIT), (out,)):  # the output folder alone is enough
+        proven = small.stagerun("verify", *words, "--proofs", 1, code=0)
+        assert re.search(r"warm, 0 to \d: the same", proven.stdout), proven.stdout
 
 
 def test_one_changed_digest_in_the_log_is_found(base, audited, tmp_path):
@@ -158,13 +136,10 @@ def test_one_changed_digest_in_the_log_is_found(base, audited, tmp_path):
     assert state is not None
     lines[at] = lines[at].replace(state[1], f"{int(state[1], 16) ^ 1:016x}")
     (out / "log.jsonl").write_text("".join(lines))
-    code, found = verify(base, out, "--proofs", 0)
-    assert code == 80 and found["verdict"] == "DIFFERS"
-    assert "the proof of `cyc1` at iteration 5 does not follow from the previous one" in found["wrong"]
     # A part that comes out the same is said to, whatever else is wrong.
-    one = ("--proofs", 1)
-    said = small.stagerun("verify", base / "schedule", "--out", out, *AUDIT, *one)
+    said = small.stagerun("verify", base / "schedule", "--out", out, *AUDIT, "--proofs", 1)
     assert said.returncode == 80 and re.search(r"1/1 \w+, .*: the same", said.stdout), said.stdout
+    assert "the proof of `cyc1` at iteration 5 does not follow from the previous one" in said.stdout
     nowhere = small.stagerun("verify", base / "schedule", "--out", tmp_path / "nowhere", *AUDIT)
     assert nowhere.returncode == 64 and "has no log of a run" in nowhere.stderr
 

@@ -1,8 +1,7 @@
-"""A page that follows a real run: killed, started again, and come to its end."""
+"""A page that follows a real run, until that is killed and after. What a page shows of other runs: tests/fast/test_view_page.py."""
 
 import http.client
 import json
-import os
 import re
 import signal
 import subprocess
@@ -11,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
+import processes
 import small
 import tiny
 
@@ -52,41 +51,29 @@ class Page:
         return self.process.returncode, said
 
 
-@pytest.fixture
-def page(tmp_path):
+def test_a_page_follows_a_run_that_is_killed(tmp_path):
     tiny.make_data(tmp_path)
     small.make_schedule(tmp_path / "dir", tmp_path)
-    found = Page("dir", folder=tmp_path)
-    yield found
-    found.process.kill()
-    found.process.communicate()
-
-
-def run(folder: Path, *more: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "stagerun", "run", "dir", "--nproc", "1", "--threads", "1", *more]
-    return subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-
-
-def test_a_page_follows_a_run_that_is_killed_and_goes_on(tmp_path, page):
-    page.get("")
-    page.until(lambda found: "nothing has been run yet" in found["head"])
-    first = run(tmp_path, *small.ENDLESS)
-    page.until(
-        lambda found: "running" in found["head"] and "no iteration" not in found["run"] and "<dd>" in found["run"]
-    )
-    os.killpg(first.pid, signal.SIGKILL)
-    first.wait()
-    page.until(lambda found: "killed, or ended without a word" in found["head"])
-    second = run(tmp_path, *small.AGAIN)
-    assert second.wait() == 0
-    page.until(lambda found: "finished" in found["head"] and "collapse" in found.get("report", ""))
-    assert "Process lives" in page.sections["report"] and "done" in page.sections["plan"]
-    began = time.monotonic()
-    code, said = page.end()
-    assert code == 0 and "Traceback" not in said and "ssh -N -L" in said
-    assert time.monotonic() - began < 5
+    page = Page("dir", folder=tmp_path)
+    try:
+        page.get("")
+        page.until(lambda found: "nothing has been run yet" in found["head"])
+        run = processes.Run(["run", "dir", "--nproc", "1", "--threads", "1", *small.ENDLESS]).start(
+            ["env", "-C", str(tmp_path)]
+        )
+        page.until(
+            lambda found: "running" in found["head"] and "no iteration" not in found["run"] and "<dd>" in found["run"]
+        )
+        processes.until(run, lambda: list(tmp_path.glob("out/*/snapshots/init-*")))
+        processes.kill_all(run.pids())
+        run.wait()
+        page.until(lambda found: "killed, or ended without a word" in found["head"])
+        began = time.monotonic()
+        code, said = page.end()
+        assert code == 0 and "Traceback" not in said and "ssh -N -L" in said
+        assert time.monotonic() - began < 5
+    finally:
+        page.process.kill()
     (out,) = (tmp_path / "out").iterdir()
     command = [sys.executable, "-m", "stagerun", "view", str(out), "--save", "page.html"]
     assert subprocess.run(command, cwd=tmp_path).returncode == 0, "a snapshot doesn't say where settings were written"

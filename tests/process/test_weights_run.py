@@ -55,8 +55,7 @@ def base(tmp_path_factory):
     """`data`, and a run with 12 classes in `out`."""
     folder = tmp_path_factory.mktemp("weights")
     tiny.make_data(folder / "data")
-    done = small.run(write(folder / "base", folder / "data", BASE, 12), folder / "out")
-    assert done.returncode == 0, done.stderr
+    small.run(write(folder / "base", folder / "data", BASE, 12), folder / "out", code=0)
     return folder
 
 
@@ -64,18 +63,14 @@ def base(tmp_path_factory):
 def tuned(base):
     """A run from that snapshot, by one worker."""
     write(base / "tuned", base / "data", TUNED.format(file="../out:trunk", how='drop: "fc.*"'))
-    done = small.run(base / "tuned", base / "one")
-    assert done.returncode == 0, done.stderr
+    done = small.run(base / "tuned", base / "one", code=0)
     assert "taken from ../out:trunk  54" in done.stdout and "frozen" in done.stdout, done.stdout
     return base
 
 
 def test_what_is_frozen_stays_and_what_is_thawed_moves(tuned):
-    trunk, head, last = (
-        tensors(tuned / "out", "trunk", 3),
-        tensors(tuned / "one", "head", 4),
-        tensors(tuned / "one", "all", 3),
-    )
+    trunk = tensors(tuned / "out", "trunk", 3)
+    head, last = tensors(tuned / "one", "head", 4), tensors(tuned / "one", "all", 3)
     for name in trunk:
         if not name.startswith("fc."):
             assert torch.equal(trunk[name], head[name]), name
@@ -85,10 +80,8 @@ def test_what_is_frozen_stays_and_what_is_thawed_moves(tuned):
     assert {name.partition("/")[2] for name in load_file(momentum)} == {"fc.weight", "fc.bias"}
     (state,) = (tuned / "one" / "snapshots").glob("head-00000004-*/state.json")
     kept = json.loads(state.read_text())["weights"]
-    assert kept["tensors"]["conv1.weight"] == "taken from the file: conv1.weight" and kept["left"] == {
-        "fc.bias": "dropped",
-        "fc.weight": "dropped",
-    }
+    assert kept["tensors"]["conv1.weight"] == "taken from the file: conv1.weight"
+    assert kept["left"] == {"fc.bias": "dropped", "fc.weight": "dropped"}
     assert kept["tensors"]["fc.bias"] == "drawn anew: dropped"
 
 
@@ -137,8 +130,6 @@ MISTAKES = {
     "no such stage": ("../out:trank", "", "has no snapshot of `trank` at its end"),
     "no such iteration": ("../out:trunk@7", "", "has no snapshot of `trunk` at iteration 7"),
     "not downloaded": ("torchvision/resnet999", "", "has no weights for `resnet999`"),
-    "another head": ("../out:trunk", "", "2 tensors of ../out:trunk have another shape: `fc.weight` 12 x 512 in the file, 10 x 512 in the network"),
-    "misspelt": ("../out:trunk", 'drop: "fx.*"', "fits no tensor of the network"),
     "no tensors": ("../base/schedule.prototxt", "", "not a safetensors file"),
 }  # fmt: skip
 
@@ -167,8 +158,7 @@ def test_what_is_frozen_stays_whatever_moves_the_rest(tuned, name, tmp_path):
     )
     text = text.replace("batch_size: 12", "batch_size: 4") if name == "pushed" else text
     folder = write(tmp_path / "s", tuned / "data", text)
-    done = small.run(folder, tmp_path / "out", "--only", "head")
-    assert done.returncode == 0, done.stderr
+    small.run(folder, tmp_path / "out", "--only", "head", code=0)
     trunk, head = tensors(tuned / "out", "trunk", 3), tensors(tmp_path / "out", "head", 4)
     moved = [
         name for name in trunk if name not in ("fc.weight", "fc.bias") and not torch.equal(trunk[name], head[name])
