@@ -22,7 +22,7 @@ from stagerun.language.layers import is_twin
 
 ROOT = Path(__file__).parents[2]
 
-LINES = {"package": 56_258, "tests": 43_117}
+LINES = {"package": 56_258, "tests": 41_917}
 CASES = 9_981  # lines in tests/cases
 TOKENS = 426_801
 FILES = 281
