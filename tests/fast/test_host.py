@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from facade import UsageError
 
-from stagerun.system.host import available_memory, nodes, shares
+from stagerun.system.host import available_memory, nodes, shares, whole_memory
 
 MACHINE = 1 << 28  # it has more; what the groups here allow is less
 
@@ -55,6 +55,20 @@ def test_the_tightest_of_all_groups_above(root):
     assert available_memory(root) == 1500000
     v2(root, "", "1600000", 1700000)  # in a container the mount itself is a group
     assert available_memory(root) == 0
+
+
+def test_what_may_be_had_in_all_is_the_least_limit(root):
+    """Slurm's limit is on the job's group, below the root and above the step's."""
+    group(root, "0::/slurm/job_7/step_0\n")
+    machine = whole_memory(root)
+    assert machine > 1 << 28
+    v2(root, "slurm/job_7/step_0", "max", 10)
+    v2(root, "slurm/job_7", "3000000", 1000000)
+    assert whole_memory(root) == 3000000
+    group(root, "3:memory:/slurm\n")
+    assert whole_memory(root) == machine
+    v1(root, "slurm", 2000000, 0)
+    assert whole_memory(root) == 2000000
 
 
 def test_version_1_where_memory_is_mounted_by_itself(root):

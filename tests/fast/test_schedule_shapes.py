@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagerun.language import read
-from stagerun.schedule import POLICIES, learning_rate, make_knobs
+from stagerun.schedule import POLICIES, learning_rate, make_knobs, own_fields
 
 # An independent computation has other roundings: relative to the rate, and just before zero to the largest one.
 CLOSE = {"rel": 1e-12, "abs": 1e-15}
@@ -107,3 +107,14 @@ def test_from_the_end_of_its_warm_up_a_policy_is_that_of_a_stage_without(policy,
     rate, expected = learning_rate(after), learning_rate(alone)
     assert [rate(warm_up + i) for i in range(length)] == [expected(i) for i in range(length)]
     assert [rate(i) for i in range(warm_up)] == [i * 0.4 / warm_up for i in range(warm_up)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_warm_up_as_long_as_the_stage_is_a_line(policy):
+    """No rate is a number by chance where nothing is left to decay."""
+    own = {"gamma": "gamma: 0.5", "power": "power: 2", "stepsize": "stepsize: 3", "stepvalue": "stepvalue: 9"}
+    own |= {"plateau_winsize": "plateau_winsize: 5", "knot": "knot { iter: 0 factor: 1 } knot { iter: 10 factor: 0 }"}
+    own |= {"lr_iter": "lr_iter: 20"}
+    fields = " ".join(text for name, text in own.items() if name in own_fields(policy))
+    settings = solver(f'base_lr: 0.4 lr_policy: "{policy}" max_iter: 10 warmup_iter: 10 warmup_start_lr: 0.1 {fields}')
+    assert rates(settings) == pytest.approx([0.1 + 0.03 * i for i in range(10)], rel=1e-12)

@@ -34,7 +34,7 @@ solver {{
 
 def make_data(path: Path, *poison: int, images: int = IMAGES) -> Path:
     """An LMDB whose records numbered `poison` are not to be trained on."""
-    stored = np.load(tiny.STORED)
+    stored = dict(np.load(tiny.STORED))  # each look into the file itself unpacks all images
 
     def datum(i: int) -> bytes:
         pixels = (stored["images"][i][6:22, 6:22] > 90).astype(np.uint8)

@@ -82,6 +82,7 @@ def _interpreter() -> _Interpreter:
 
 def _serve(here: socket.socket) -> dict[str, object]:
     """What a child is asked to do; the server itself never returns."""
+    here.settimeout(None)  # a default time-out of the process that made it would have it answer at once
     while True:
         word, fds, _, _ = socket.recv_fds(here, 32, 3)
         if not word:  # pytest has ended

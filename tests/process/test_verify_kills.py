@@ -1,4 +1,6 @@
-"""`stagerun verify DIR`: its runs are killed and stopped, and end in the same bits; nothing is left."""
+"""`stagerun verify DIR`: its runs are killed and stopped, and end in the same bits; nothing is left; and what it says of others.
+
+What it refuses: tests/cases/verify.txt."""
 
 import json
 import os
@@ -9,6 +11,10 @@ from typing import Any
 import processes
 import pytest
 import small
+from click.testing import CliRunner
+
+from stagerun.cli import main
+from stagerun.tools.verify import Life, Verdict, VerifyOptions, render
 
 
 def verdict(tmp_path: Path, *more: object) -> tuple[int, dict[str, Any]]:
@@ -45,3 +51,21 @@ def test_ctrl_c_ends_all_and_leaves_nothing(base, tmp_path):
     code, said = run.wait()
     assert code == 130 and "Traceback" not in said, said
     assert run.gone() and not list(tmp_path.iterdir())
+
+
+def test_it_is_not_for_a_launcher(base, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = CliRunner().invoke(main, ["verify", str(base / "schedule")])
+    assert done.exit_code == 64 and "run it once, without a launcher" in done.output
+
+
+def test_a_difference_is_reported():
+    lives = [Life("", False, "SIGKILL to rank 0", 69), Life("init-2", True, "", 0)]
+    found = Verdict("DIFFERENT", True, lives, {"init": ("a" * 64, "b" * 64)}, ["init"])
+    text = render(found, VerifyOptions("s"))
+    assert (
+        "DIFFERENT: init ended in other bits than in the uninterrupted run (interrupted 1 times, resumed 1 times"
+        in text
+    )
+    assert "On a CPU they should be the same" in text

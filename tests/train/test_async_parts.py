@@ -1,27 +1,21 @@
-"""The parts of `sync_param { method: ASYNC }`: the record as bytes, and who waits for a turn."""
+"""The parts of `sync_param { method: ASYNC }`: the record as bytes; and turns: whatever order replicas come in, no push is staler than the
+bound, replicas never deadlock, and each iteration is done once; and by a record pushes come in its order."""
 
-import random
-import threading
-from unittest import mock
+from random import Random
 
 import pytest
 import torch
-from async_help import Stage
-from engine_help import CPU, ConvNet, peer_error
-from facade import PeerError, decode, encode, make_state
+from facade import decode, encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagerun.wire.asynchronous import Server
 from stagerun.wire.replay import Record, Turns, record_of
-
-pytestmark = pytest.mark.long
 
 # -- the record
 
 
 def a_record(seed: int, legs: int = 4) -> Record:
-    rnd, found = random.Random(seed), Record()
+    rnd, found = Random(seed), Record()
     for _ in range(legs):
         first, last = found.last, found.last + rnd.randint(1, 9)
         found.ends.append(last)
@@ -31,6 +25,7 @@ def a_record(seed: int, legs: int = 4) -> Record:
     return found
 
 
+@pytest.mark.long
 @given(seed=st.integers(0, 1 << 32), legs=st.integers(0, 5))
 def test_a_record_is_what_it_was(seed, legs):
     record = a_record(seed, legs)
@@ -44,6 +39,7 @@ def test_claims_that_were_applied_in_another_order():
     assert record_of(encode(tensors)) == Record([3], [1, 0, 2], [1, 0, 2], [0, 1, 1])
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(data=st.data(), seed=st.integers(0, 9))
 def test_bytes_that_no_run_wrote_are_an_error_and_nothing_else(data, seed):
@@ -76,11 +72,7 @@ def test_bytes_that_no_run_wrote_are_an_error_and_nothing_else(data, seed):
 @pytest.mark.parametrize(
     "name, there, why",
     [
-        (
-            "0/order",
-            [0],
-            "its leg at iteration 0 is impossible",
-        ),  # by one that went on without dead workers
+        ("0/order", [0], "its leg at iteration 0 is impossible"),  # by one that went on without dead workers
         ("1/order", [0, 1], "it is of several servers"),
     ],
 )
@@ -91,25 +83,67 @@ def test_records_of_what_was_retired_are_refused(name, there, why):
         record_of(encode(tensors))
 
 
-# -- who waits for a turn
+# -- turns
 
 
-@pytest.mark.parametrize("recorded", [None, Record([6], [*range(6)], [0] * 6, [0] * 6)])
-def test_who_waits_for_a_push_that_will_not_come_hears_of_it(recorded):
-    stage = Stage()
-    state = make_state(ConvNet(), stage.solver, CPU)
-    server = Server(state, stage.stage_loop(), Turns(2, 0, 6, 1, recorded), Record(), recorded)
-    server.start(6)
-    (end, iteration, *_), (weights,) = server.turn(0, [False], [])
-    assert end is None and iteration == 0 and len(weights) == sum(p.tensor.numel() for p in state.solver.parameters)
-    gone = mock.Mock(receive=mock.Mock(side_effect=PeerError("it does not answer")))
-    waits = threading.Timer(0.05, server.serve, (2, gone))
-    waits.start()
-    words: list[object] = [False]
-    if recorded is None:
-        server.turn(1, words, [])
-        push = torch.zeros_like(weights), torch.zeros(state.statistics.n)
-        words = [False, 3, 0.5, ""]
-        server.turn(1, words, push)  # replica 0 is 1 behind now, and another push would make it 2
-    assert peer_error(lambda: server.turn(1, words, push if recorded is None else [])) == "worker 2 is gone"
-    waits.join()
+class Job:
+    """Replicas whose steps `pick` chooses."""
+
+    def __init__(self, turns: Turns, seed: int) -> None:
+        self.turns, self.pick = turns, Random(seed).randrange
+        self.iterations: list[int] = []
+        self.staleness: list[int] = []
+
+    def leg(self, limit: int, odds: int = 1 << 30) -> None:
+        """`odds`: a stop is one step of so many."""
+        turns, ended, idle = self.turns, set[int](), 0
+        doing: dict[int, int] = {}  # iterations, by replica
+        turns.limit = limit
+        while len(ended) < turns.replicas:
+            assert idle < 1000, "deadlock"
+            idle += 1
+            if self.pick(odds) == 0:
+                turns.cut()
+            replica = self.pick(turns.replicas)
+            if replica in ended:
+                continue
+            if replica in doing:
+                if (staleness := turns.push(replica)) is not None:
+                    self.iterations.append(doing.pop(replica))
+                    self.staleness.append(staleness)
+                    idle = 0
+            elif (found := turns.begin(replica)) is not None:
+                if found:
+                    doing[replica] = found[0]
+                else:
+                    ended.add(replica)
+                idle = 0
+
+
+def walk(seed: int, replicas: int, max_staleness: int, last: int, leg: int, odds: int = 1 << 30) -> Record:
+    job, record, first = Job(Turns(replicas, 0, last, max_staleness, None), seed), Record(), 0
+    while first < last:
+        job.leg(min(last, first + leg), odds)
+        if job.turns.limit > first:
+            record.ends.append(job.turns.limit)
+        first = job.turns.limit
+        assert sorted(job.iterations) == list(range(first))
+    assert max(job.staleness) <= max_staleness
+    record.iterations, record.staleness = job.iterations, job.staleness
+    return record
+
+
+@settings(max_examples=200)
+@given(seed=st.integers(0, 1 << 32))
+def test_whatever_happens(seed):
+    pick = Random(seed).randrange
+    record = walk(seed, 1 + pick(6), 1 + pick(7), 1 + pick(40), 1 + pick(10), odds=8 + pick(40))
+    again = Job(Turns(1 + pick(6), 0, record.last, 1, record), seed + 1)
+    for end in record.ends:
+        again.leg(end)
+    assert (again.iterations, again.staleness) == (record.iterations, record.staleness)
+
+
+@pytest.mark.parametrize("max_staleness", [1, 2, 3, 5])
+def test_the_bound_is_met_where_there_are_replicas_enough(max_staleness):
+    assert {max(walk(seed, 6, max_staleness, 240, 60).staleness) for seed in range(4)} == {max_staleness}

@@ -115,17 +115,6 @@ def test_trivialaugment_draws_one_operation_at_any_strength():
     assert {m for name, m in seen if name == "Posterize"} == set(range(2, 8))
 
 
-def test_channels_stay_where_they_are():
-    """Numbers whose operations do nothing give the image back, in B, G, R."""
-    made = augment.make_augment(Transform(rand_augment=RandAugment(num_ops=2, magnitude=0)))
-    assert made is not None
-    image, identity = picture(), np.zeros(4, np.uint64)
-    np.testing.assert_array_equal(made(image, identity), image)
-    # Flipped and cut out of a larger one, as a loader may have it.
-    view = image[3:20, 30:4:-1]
-    np.testing.assert_array_equal(made(view, identity), view)
-
-
 def test_the_numbers_decide_and_nothing_else():
     made = augment.make_augment(Transform(rand_augment=RandAugment()))
     assert made is not None and made.numbers == 4

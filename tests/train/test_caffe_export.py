@@ -98,9 +98,8 @@ def test_export_and_import_of_a_state(type, data, tmp_path):
     made_in = tmp_path / "models"
     made_in.mkdir()
     files = ["models/x.caffemodel", "--solverstate", "models/x.solverstate", "--double"]
-    done(
-        "export", snapshot, *files, folder=tmp_path
-    )  # where `caffe train --snapshot models/x.solverstate` goes on, too
+    # Where `caffe train --snapshot models/x.solverstate` goes on, too.
+    done("export", snapshot, *files, folder=tmp_path)
     state = binary.read_state((made_in / "x.solverstate").read_bytes())
     assert (state.iter, state.learned_net) == (2, "models/x.caffemodel")
     theirs = caffe_pb2.SolverState.FromString((made_in / "x.solverstate").read_bytes())
@@ -140,12 +139,7 @@ layer { name: "sum" type: "Eltwise" bottom: "a" bottom: "b" top: "sum" }
     torch.testing.assert_close(network(images), 2 * alone)
     weights = network.state_dict()
     data = caffemodel(model, weights, double=False)
-    assert [blob.shape for layer in binary.read_net(data) for blob in layer.blobs] == [
-        (4, 3, 8, 8),
-        (4,),
-        (4, 3, 8, 8),
-        (4,),
-    ]
+    assert [blob.shape for layer in binary.read_net(data) for blob in layer.blobs] == [(4, 3, 8, 8), (4,)] * 2
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     made, mistakes = transfer(shapes, None, binary.shapes(data), Weights(file="x.caffemodel", path=""))
     assert not mistakes and len(made.of(Origin.FILE)) == 2

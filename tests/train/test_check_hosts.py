@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 from facade import caffe_pb2
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stagerun.language import load
 from stagerun.system.host import arithmetic
 from stagerun.system.image_sets import Glance
 from stagerun.tools.rehearse.hosts import HostSpeed, differences, page, slow_ones
-from stagerun.train.compare import Images, Reads, other_schedules, outliers, settings_digest, what_is_read, worst
+from stagerun.train.compare import Images, Reads, other_schedules, settings_digest, what_is_read, worst
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "hosts"
 SEEN = Glance(records=60000, size=47_000_000, fingerprint="a" * 64, ends="1" * 32)
@@ -65,20 +63,6 @@ def test_a_copy_with_a_side_file_of_its_own_is_told_from_other_images():
     assert other(images=images(fingerprint="")) == []
     ((code, _, hint),) = other(images=images(fingerprint="", ends="2" * 32))
     assert code == 65 and "stagerun data verify --index" in hint
-
-
-@given(st.dictionaries(st.integers(1, 9).map("node{}".format), st.sampled_from("xyz"), min_size=2))
-def test_each_host_that_is_not_like_most_is_in_one_finding(values):
-    found = outliers(values, "what")
-    kinds = sorted((list(values.values()).count(kind) for kind in set(values.values())), reverse=True)
-    blamed = [host for finding in found for host in finding.hosts]
-    assert len(blamed) == len(set(blamed))
-    if len(kinds) == 1:
-        assert not found
-    elif kinds[0] == kinds[1]:
-        assert blamed == list(values)
-    else:
-        assert len(blamed) == len(values) - kinds[0]
 
 
 # -- this machine

@@ -1,4 +1,4 @@
-"""How logical workers are dealt out and added up, without processes: the tree, the runs, the chunks, the order of sending."""
+"""How logical workers are added up, without processes: the tree, the chunks, the order of sending."""
 
 import hashlib
 
@@ -8,27 +8,9 @@ import torch
 import torch.distributed as dist
 from engine_help import SOLVER, Linear, Threads, dataset, updates
 from facade import Determinism, PeerError, UsageError, peers
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from stagerun.comm import SoloComm, make_reducer, runs_of
-
-WORK = st.integers(1, 200).flatmap(lambda total: st.tuples(st.just(total), st.integers(1, total)))
-
-
-# -- dealing out
-
-
-@given(WORK)
-def test_runs_are_contiguous_complete_and_even(work):
-    total, workers = work
-    runs = runs_of(total, workers)
-    assert len(runs) == workers
-    assert [k for run in runs for k in run] == list(range(total))
-    lengths = [len(run) for run in runs]
-    assert max(lengths) - min(lengths) <= 1 and lengths == sorted(lengths, reverse=True)
-
 
 # -- adding up
 

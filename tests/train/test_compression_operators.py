@@ -215,44 +215,6 @@ def test_what_is_not_finite_is_noticed(method, bad, n):
     assert np.isfinite(drive(operator, [numbers(n)] * 2)[0]).all()
 
 
-@pytest.mark.long
-@kinds()
-def test_bits_do_not_depend_on_threads(method):
-    c, threads, found = numbers(200_000), torch.get_num_threads(), []
-    operator = make(method, shape_of(method, len(c)), memory=Memory.RESIDUAL)
-    try:
-        for number in (1, 3):
-            torch.set_num_threads(number)
-            found.append(drive(operator, [c]))
-    finally:
-        torch.set_num_threads(threads)
-    (first, (left,), _, _), (second, (again,), _, _) = found
-    assert same(first, second) and same(left, again)
-
-
-@kinds([m for m in ALL if m not in (Method.NONE, Method.POWER_SGD)])
-def test_a_message_of_another_length_is_refused(method):
-    c = numbers(1000)
-    operator = make(method, (1000,))
-    steps = operator.steps([torch.from_numpy(c)], [0], DRAW, torch.zeros(1000))
-    (message,) = next(steps)
-    with pytest.raises(ValueError, match="message"):
-        steps.send([message[:-1]])
-
-
-@pytest.mark.parametrize("n", [1, 100, 1000])
-@pytest.mark.parametrize("qstates", [4, 300])
-def test_a_message_of_qsgd_that_ends_within_its_head_is_refused(qstates, n):
-    """Norms and widths of 512 numbers each; behind the codes come whole indices."""
-    operator, head = make(Method.QSGD, (n,), qstates=qstates), 5 * -(-n // 512)
-    (message,) = next(operator.steps([torch.from_numpy(numbers(n))], [0], DRAW, torch.zeros(n)))
-    for wrong in (*(message[:size] for size in range(head) if size != 4 * n), torch.cat((message, message[:3]))):
-        steps = operator.steps([torch.from_numpy(numbers(n))], [0], DRAW, torch.zeros(n))
-        next(steps)
-        with pytest.raises(ValueError, match="message"):
-            steps.send([wrong])
-
-
 def test_random_numbers_have_their_keys():
     keys = [DRAW, Draw(8, 11, -1, 3), Draw(7, 12, -1, 3), Draw(7, 11, 0, 3), Draw(7, 11, -1, 4)]
     cpu = torch.device("cpu")

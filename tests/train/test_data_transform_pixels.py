@@ -1,8 +1,5 @@
 """pixels: a draw is carried out in one way, whether the whole image is there or only its region, and wherever the result goes."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import PIL.Image
 import pytest
@@ -10,7 +7,6 @@ from drawn import examples
 from facade import InterpMode, PadMode, Rectangle, pixels
 from hypothesis import given
 from hypothesis import strategies as st
-from test_data_transform import SOURCE, golden_draw, golden_rows
 
 Draw, apply, finish = pixels.Draw, pixels.apply, pixels.finish
 
@@ -41,10 +37,8 @@ def images_and_draws(draw_from: st.DrawFn) -> tuple[np.ndarray, Draw]:
     size = draw_from(st.tuples(st.integers(1, 40), st.integers(1, 40)) | (st.none() if part is None else st.nothing()))
     height, width = size or (height, width)
     crop = draw_from(st.none() | st.just(Rectangle(0, 0, height, width)) | rectangles_in(height, width))
-    modes, mirror = (
-        draw_from(st.tuples(st.sampled_from(PadMode), st.sampled_from(InterpMode))),
-        draw_from(st.booleans()),
-    )
+    modes = draw_from(st.tuples(st.sampled_from(PadMode), st.sampled_from(InterpMode)))
+    mirror = draw_from(st.booleans())
     return image, Draw(pad=pad, pad_mode=modes[0], part=part, size=size, interp_mode=modes[1], crop=crop, mirror=mirror)
 
 
@@ -116,33 +110,3 @@ def test_auto_is_linear_below_one_and_a_half_and_area_above(height, width, mode)
     image = noise(height, width, 3)
     auto = apply(image, Draw(size=(32, 32), interp_mode=InterpMode.AUTO))
     assert np.array_equal(auto, apply(image, Draw(size=(32, 32), interp_mode=mode)))
-
-
-def test_pixels_do_not_depend_on_the_thread_nor_on_what_came_before():
-    """OpenCV's settings are each thread's own, and a flip uses others than a resize."""
-    row = golden_draw(golden_rows("rarp_256x256_seed7")[0])
-    first = apply(SOURCE, row)
-
-    def work() -> np.ndarray:
-        finish(SOURCE, Draw(mirror=True), np.empty_like(SOURCE))
-        return apply(SOURCE, row)
-
-    with ThreadPoolExecutor(1) as pool:
-        assert np.array_equal(pool.submit(work).result(), first)
-    assert np.array_equal(work(), first)
-
-
-def test_threads_that_flip_at_once_do_not_meet():
-    """The array between a resize and its flip is each thread's own."""
-    images = [noise(60, 60, 3, seed) for seed in range(4)]
-    drawn = Draw(part=Rectangle(0, 0, 60, 60), size=(40, 40), mirror=True, interp_mode=InterpMode.CUBIC)
-    expected = [apply(image, drawn).copy() for image in images]
-    meet = threading.Barrier(4)
-
-    def right(which: int) -> bool:
-        out = np.empty((40, 40, 3), np.uint8)
-        meet.wait(60)
-        return all(np.array_equal(finish(images[which], drawn, out), expected[which]) for _ in range(200))
-
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(right, range(4)))

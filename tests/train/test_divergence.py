@@ -15,16 +15,14 @@ from facade import (
     ExitCode,
     Iterated,
     Note,
-    NotFinite,
     PeerError,
-    RunFinished,
     StagerunError,
     TrainState,
     average,
     momentum,
     weights,
 )
-from nan_help import lives, make_data, make_schedule, same
+from nan_help import lives, make_schedule
 from processes import content
 
 from stagerun import store
@@ -38,9 +36,6 @@ pytestmark = pytest.mark.long
 SOLVER_TEXT = "snapshot: 3 ema_decay: 0.9"
 
 
-# -- digests
-
-
 def test_every_bit_and_its_place_count():
     tensor = torch.arange(1.0, 101.0)
     bits = tensor.view(torch.int32)
@@ -51,16 +46,6 @@ def test_every_bit_and_its_place_count():
     assert len(known) == 6  # two flipped signs, 50 and 51, don't cancel
     assert digest(torch.tensor([1.0, 2.0])) != digest(torch.tensor([2.0, 1.0]))
     assert digest(torch.tensor(0.0)) != digest(torch.tensor(-0.0))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.int64])
-def test_the_memory_format_does_not_count(dtype):
-    tensor = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5).to(dtype)
-    assert digest(tensor) == digest(tensor.to(memory_format=torch.channels_last))
-    assert digest(torch.tensor(3).to(dtype)) == digest(torch.tensor([3]).to(dtype))
-
-
-# -- whole runs, in this process
 
 
 def corrupted(
@@ -86,11 +71,9 @@ def corrupted(
     return found
 
 
-def flip(
-    part: Callable[[TrainState], dict[str, torch.Tensor]], name: str, bit: int = 3
-) -> Callable[[TrainState], None]:
+def flip(part: Callable[[TrainState], dict[str, torch.Tensor]], name: str) -> Callable[[TrainState], None]:
     def harm(state: TrainState) -> None:
-        part(state)[name].view(torch.int32).flatten()[0] ^= 1 << bit
+        part(state)[name].view(torch.int32).flatten()[0] ^= 1 << 3
 
     return harm
 
@@ -100,24 +83,27 @@ def saved(out: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("harm", "name", "workers"),
+    ("workers", "harmed"),
     [
-        (flip(weights, "conv1.weight"), "conv1.weight", 2),
-        (flip(momentum, "steps/fc.bias"), "steps/fc.bias", 3),
-        (flip(weights, "bn1.running_var"), "bn1.running_var", 2),
-        (flip(average, "fc.bias"), "ema/fc.bias", 3),
+        (2, {"conv1.weight": weights, "bn1.running_var": weights}),
+        (3, {"steps/fc.bias": momentum, "ema/fc.weight": average}),
     ],
-    ids=["weight", "momentum", "statistics", "average"],
 )
-def test_a_flipped_bit_is_found_and_nothing_of_it_kept(few, tmp_path, monkeypatch, harm, name, workers):
+def test_flipped_bits_are_found_and_nothing_of_them_kept(few, tmp_path, monkeypatch, workers, harmed):
     schedule = make_schedule(tmp_path / "s", few, SOLVER_TEXT)
+
+    def harm(state: TrainState) -> None:
+        for name, part in harmed.items():
+            flip(part, name.removeprefix("ema/"))(state)
+
     found = corrupted(monkeypatch, harm, {1})
     with pytest.raises(StagerunError) as caught:
         lives(schedule, tmp_path / "out", workers)
     assert caught.value.exit_code == ExitCode.RANKS_DIFFER
     first, second = found.values()
     who = "rank 0 and rank 1 have different" if workers == 2 else "rank 1 has other"
-    assert not first and second.startswith(f"after iteration 6 of stage `main`: {who} bits") and f"`{name}`" in second
+    assert not first and second.startswith(f"after iteration 6 of stage `main`: {who} bits")
+    assert all(f"`{name}`" in second for name in harmed), second
     assert saved(tmp_path / "out") == [3]
 
 
@@ -142,22 +128,6 @@ def test_also_at_a_stop_and_at_the_end_of_a_stage(few, tmp_path, monkeypatch, st
     assert list(found.values())[-1].startswith(
         f"after iteration {iter} of stage `main`: rank 0 has other bits than the other 2 workers"
     )
-
-
-def test_no_false_alarm(tmp_path, monkeypatch):
-    """Stages with averaged weights, carried momentum, a branch, going back and a stop, on another number of workers than before."""
-    spoiled = make_data(tmp_path / "lmdb", 50)
-    stages = {
-        "a": "max_iter: 12 type: 'Adam' momentum2: 0.99 delta: 1e-8",
-        "b": "max_iter: 6 carry { momentum: KEEP } type: 'Adam' momentum2: 0.99 delta: 1e-8",
-    }
-    solver = f"{SOLVER_TEXT} on_nan: ROLLBACK"
-    schedule = make_schedule(tmp_path / "s", spoiled, solver, shared="determinism: ELASTIC", **stages)
-    found = corrupted(monkeypatch, lambda state: None, set())
-    events = lives(schedule, tmp_path / "out", 2, stop_after=9)
-    events += lives(schedule, tmp_path / "out", 3)
-    assert isinstance(events[-1], RunFinished) and any(isinstance(e, NotFinite) for e in same(events))
-    assert set(found.values()) == {""} and len(found) >= 7
 
 
 def test_all_ranks_diverge_alike(few, tmp_path, monkeypatch):

@@ -12,9 +12,7 @@ pytestmark = pytest.mark.long
 # Evaluations at 2, 4, 5; snapshots at 3, 5 and, for the branch, 4.
 LINE = 'base_lr: 0.02 lr_policy: "fixed" max_iter: 5 test_interval: 2 test_iter: 1 snapshot: 3 '
 KINDS = {
-    "plain": "",
     "average": "ema_decay: 0.9 ema_interval: 2",
-    "rollback": "on_nan: ROLLBACK",
     "early stop": "early_stop { metric: LOSS patience_iter: 40 }",
     "proofs": "audit_param { proof_iter: 2 }",
     "replicas": "sync_param { method: LOCAL replicas: 2 period: 2 }",

@@ -1,4 +1,4 @@
-"""Averaged weights: the formula, that training doesn't notice them, and what of them is saved and resumed."""
+"""Averaged weights: the formula, and that training doesn't notice them. Stops: test_due_once."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,19 +7,7 @@ import numpy as np
 import pytest
 import torch
 from engine_help import CPU, SOLVER, ConvNet, assert_same, dataset, tensors, updates
-from facade import (
-    Capture,
-    ParamRule,
-    Precision,
-    TrainState,
-    average,
-    decode,
-    encode,
-    make_state,
-    momentum,
-    restore,
-    weights,
-)
+from facade import ParamRule, TrainState, average, make_state, weights
 from torch import Tensor
 
 from stagerun.comm import SoloComm
@@ -83,18 +71,3 @@ def test_in_place_of_the_weights_and_back_to_the_bit(fails):
         before[f"{layer}.running_{kind}"] for layer in ("bn1", "bn2") for kind in ("mean", "var")
     ]))  # fmt: skip
     assert not torch.equal(running, state.statistics.running)
-
-
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_saved_in_mid_interval_and_resumed_it_is_the_same_to_the_bit(channels_last):
-    solver = replace(WITH_EMA, channels_last=channels_last, precision=Precision.FP32)
-    half = trained(solver, 3)
-    capture = Capture(half)
-    capture.take(half)
-    fresh = make_state(ConvNet(), solver, CPU)
-    restore(weights(fresh), decode(encode(capture.weights)))
-    restore(momentum(fresh), decode(encode(capture.momentum)))
-    restore(average(fresh), decode(encode(capture.average)))
-    fresh.iter = 3
-    updates(fresh.model, solver, BATCHES[3:], SoloComm(), state=fresh)
-    assert_same(average(trained(solver)), average(fresh))

@@ -1,15 +1,12 @@
-"""What the network gets of a batch's bytes: mean, scale, std_value, order of channels, cutout; and batches one ahead of the GPU."""
-
-import threading
-from collections.abc import Iterator
+"""What the network gets of a batch's bytes: mean, scale, std_value, order of channels, cutout."""
 
 import numpy as np
 import pytest
 import torch
-from engine_help import CPU, dataset
+from engine_help import CPU
 from facade import ChannelOrder, Normalise, Transform
 
-from stagerun.engine.images import Ahead, cut_out, feed, inside, means_at
+from stagerun.engine.images import cut_out, inside, means_at
 
 MEAN, STD = (103.5, 116.25, 123.75), (57.375, 57.12, 58.395)
 FORMATS = {True: torch.channels_last, False: torch.contiguous_format}
@@ -80,36 +77,3 @@ def test_a_gpus_means_are_what_a_cpu_takes_off():
     normalise = Normalise(Transform(mean_file="m"), 3, CPU, torch.float32, True, mean)
     taken = normalise(np.zeros((20, 6, 6, 3), np.uint8), crop=crop.astype(np.int32)).permute(0, 2, 3, 1)
     assert torch.equal(means_at(torch.from_numpy(mean), torch.from_numpy(crop), 6, 6), -taken)
-
-
-# -- one ahead. The copying itself needs a GPU: scripts/dev gpu runs it.
-
-
-def test_items_come_in_order_and_one_is_made_ahead_and_an_error_where_it_belongs():
-    made: list[int] = []
-    ahead_of_use = threading.Event()
-
-    def source() -> Iterator[int]:
-        for i in range(5):
-            made.append(i)
-            if i == 1:
-                ahead_of_use.set()
-            yield i
-        raise OSError("gone")
-
-    with Ahead(source()) as ahead:
-        assert next(ahead) == 0
-        assert ahead_of_use.wait(10), "the next is made while this one is used"
-        assert [next(ahead) for _ in range(4)] == [1, 2, 3, 4]
-        with pytest.raises(OSError, match="gone"):
-            next(ahead)
-    assert made == [0, 1, 2, 3, 4]
-
-
-def test_leaving_early_ends_the_thread_and_the_cpu_is_fed_directly():
-    with Ahead(iter(range(10))) as ahead:
-        next(ahead)
-    assert not [t for t in threading.enumerate() if t.name.startswith("feed")]
-    batches = iter([dataset(4), dataset(2)])
-    with feed(batches, torch.device("cpu")) as fed:
-        assert fed is batches

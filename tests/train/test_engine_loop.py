@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from engine_help import CPU, SOLVER, Batch, ConvNet, Linear, Threads, arithmetic, assert_same, cut, dataset, tensors
+from engine_help import CPU, SOLVER, Batch, Linear, Threads, arithmetic, assert_same, cut, dataset, tensors
 from facade import Determinism, Iterated, Knobs, Normalise, Precision, StageLoop, Transform, evaluate, make_state, train
 from torch import nn
 
@@ -162,22 +162,3 @@ def test_each_image_counts_once_whatever_the_workers_and_the_last_batch(workers,
     # A rank that is told to stop leaves no score anywhere.
     stopped = Threads(workers).run(lambda comm: evaluated(comm, data, 4, classes, stop=lambda: comm.rank == 0))
     assert stopped == [None] * workers
-
-
-def test_evaluation_leaves_the_state_as_it_is_and_training_goes_on_in_training_mode():
-    state = make_state(ConvNet(0.5), SOLVER, CPU)
-    go(stage_loop(max_iter=2), state)
-    before = tensors(state)
-    normalise = Normalise(SOLVER.test_transform, 1, CPU, torch.float64, True)
-
-    def score():
-        batches = batches_of(dataset(10), 4, SoloComm())
-        network, measure = evaluate.Classifier(state.model, normalise, Precision.FP64), evaluate.Measure(normalise)
-        return evaluate.score(network, batches, 3, measure, SoloComm(), lambda: False)
-
-    assert score() == score() is not None  # no dropout
-    assert_same(before, tensors(state))
-    straight = make_state(ConvNet(0.5), SOLVER, CPU)
-    go(stage_loop(max_iter=4), straight)
-    go(stage_loop(max_iter=4), state)
-    assert_same(tensors(straight), tensors(state))

@@ -216,18 +216,3 @@ def test_every_type_of_the_language_has_a_row():
     for solver in EVERY:
         history = make_state(ConvNet(), solver, CPU).solver.history
         assert sorted(history) == sorted(slots_of(solver.type, solver.momentum_form))
-
-
-def test_a_gradient_in_another_layout_is_the_same_gradient():
-    """torch's fused kernel walks through memory: it would pair other elements."""
-    ends = []
-    for format in (torch.contiguous_format, torch.channels_last):
-        w = nn.Parameter(
-            torch.arange(48.0, dtype=torch.float64).reshape(2, 4, 3, 2).to(memory_format=torch.channels_last)
-        )
-        update = make_update([Parameter("w", w, 1.0, 1.0)], settings("AdamW"))
-        for i in range(3):
-            w.grad = torch.sin(i + torch.arange(48.0, dtype=torch.float64)).reshape(2, 4, 3, 2).to(memory_format=format)
-            update.update(Knobs(0.1, 0.9, 0.01))
-        ends.append(w.detach().clone())
-    assert torch.equal(*ends)

@@ -74,23 +74,6 @@ def test_a_snapshot_has_the_same_bytes_whatever_the_memory_format():
     assert files[0] == files[1]
 
 
-def test_a_capture_stands_still_while_training_goes_on():
-    state = trained()
-    capture = Capture(state)
-    capture.take(state)
-
-    def captured() -> dict[str, torch.Tensor]:
-        return dict(capture.weights) | {f"V {k}": v for k, v in capture.momentum.items()}
-
-    before = {k: v.clone() for k, v in captured().items()}
-    with torch.no_grad():
-        for tensor in [*weights(state).values(), *momentum(state).values()]:
-            tensor.add_(1)
-    assert_same(before, captured())
-    capture.take(state)
-    assert_same(dict(capture.weights), {k: v.contiguous() for k, v in weights(state).items()})
-
-
 def test_a_snapshot_of_another_model_is_refused_by_name_and_nothing_is_copied():
     state = trained()
     saved = {k: v.clone() for k, v in weights(state).items()}

@@ -2,15 +2,14 @@
 
 from dataclasses import replace
 
-import engine_help
 import numpy as np
 import pytest
 import torch
-from engine_help import CPU, KNOBS, SOLVER, ConvNet, Linear, Threads, assert_same, cut, dataset, tensors, updates
-from facade import Determinism, Knobs, Normalise, ParamKind, ParamRule, Precision, binary, make_state, update
+from engine_help import CPU, SOLVER, ConvNet, Linear, Threads, assert_same, cut, dataset, tensors, updates
+from facade import Determinism, Knobs, ParamKind, ParamRule, Precision, binary, make_state
 from torch import nn
 
-from stagerun.comm import SoloComm, make_reducer
+from stagerun.comm import SoloComm
 from stagerun.models import BatchNorm2d
 
 FIXED, ELASTIC = Determinism.FIXED, Determinism.ELASTIC
@@ -146,19 +145,6 @@ def test_running_statistics_are_caffes_accumulators(passes, per, fractions):
         assert_same(tensors(found[0]), tensors(state))
 
 
-def test_state_dict_of_the_norm_is_torchs_and_evaluation_uses_it():
-    state = updates(ConvNet(), conv_solver(), [dataset(24)] * 2, SoloComm())[0]
-    theirs = nn.BatchNorm2d(4).double()
-    assert state.model.bn1.state_dict().keys() == theirs.state_dict().keys()
-    theirs.load_state_dict(state.model.bn1.state_dict())
-    x = torch.randn(3, 4, 5, 5, dtype=torch.float64)
-    with torch.no_grad():
-        torch.testing.assert_close(state.model.bn1.eval()(x), theirs.eval()(x))
-        before = tensors(state)
-        state.model.bn1.train()(x)
-        assert_same(before, tensors(state))  # a forward pass alone moves nothing that is saved
-
-
 # -- randomness and precision
 
 
@@ -191,37 +177,3 @@ def test_bf16_computes_coarsely_and_keeps_float32(determinism):
         losses[precision] = outcomes[-1].loss
     assert losses[Precision.BF16] == pytest.approx(losses[Precision.FP32], abs=0.05)
     assert losses[Precision.BF16] != losses[Precision.FP32]
-
-
-# -- on a GPU, in whose place stands a device without numbers: whoever waits for one fails
-
-
-class Looked:
-    """A reducer whose sums are numbers nowhere; counts how often they are looked at."""
-
-    looks = 0
-
-    def __init__(self, reducer: object) -> None:
-        self.reducer = reducer
-
-    def look(self, tensor: torch.Tensor) -> list[float]:
-        self.looks += 1
-        return [0.5, 0.0, 1.0, 0.0]
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.reducer, name)
-
-
-@pytest.mark.parametrize("kind", ["SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam", "AdamW", "LARS", "LAMB"])
-def test_a_step_on_a_gpu_waits_for_it_once(kind):
-    rules = (ParamRule(name="*bias", decay_mult=0.0), ParamRule(lr_mult=2.0))  # several groups
-    momentum = {} if kind in ("AdaGrad", "RMSProp") else {"momentum2": 0.99}
-    solver = replace(SOLVER, type=kind, param=rules, mixup_alpha=0.2, clip_gradients=1.0, **momentum)
-    meta, transform = torch.device("meta"), replace(SOLVER.transform, mean_value=(3.0,))
-    state = make_state(Linear(), solver, meta)
-    how = engine_help.arithmetic(solver, normalise=Normalise(transform, 1, meta, torch.float64, False))
-    reducer = Looked(make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 4))
-    for i in range(2):
-        pieces = [(k, cut(dataset(8), 2 * k, 2 * k + 2), k == 3) for k in range(4)]
-        assert update(state, pieces, KNOBS, reducer, how, lambda: False).loss == 0.125
-        assert reducer.looks == i + 1 and state.iter == i + 1

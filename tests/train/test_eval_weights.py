@@ -2,13 +2,13 @@
 
 import csv
 import json
-from pathlib import Path
 
 import caffe_nets
 import numpy as np
 import pytest
+import tiny
 from click.testing import CliRunner
-from facade import caffe_pb2, write_lmdb
+from stored_help import make_lmdb
 
 from stagerun.cli import main
 
@@ -20,13 +20,8 @@ solver { base_lr: 1 lr_policy: "fixed" max_iter: 1 } stage { name: "a" solver_pa
 @pytest.fixture
 def folder(tmp_path):
     """The last batch that Caffe trained on."""
-    stored = np.load(Path(__file__).parents[1] / "golden" / "fashion_9664.npz")
-    images, labels = stored["images"], stored["labels"]
-    datums = [
-        caffe_pb2.Datum(channels=1, height=28, width=28, data=images[i].tobytes(), label=int(labels[i]))
-        for i in range(9600, 9664)
-    ]
-    write_lmdb(str(tmp_path / "test"), [datum.SerializeToString() for datum in datums])
+    stored = np.load(tiny.STORED)
+    make_lmdb(tmp_path / "test", stored["images"][9600:].reshape(-1, 28, 28, 1), stored["labels"][9600:])
     net = (caffe_nets.GOLDEN / "lenet.prototxt").read_text()
     (tmp_path / "elsewhere.prototxt").write_text(net)
     for phase in ("train", "test"):

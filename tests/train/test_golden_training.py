@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from pathlib import Path
 
 import contract
 import numpy as np
@@ -34,19 +33,6 @@ def data(tmp_path_factory):
     return folder
 
 
-def imported(folder: Path, data: Path, net: str, readme: str, **files: Path) -> Path:
-    """What a folder of Caffe's with these files becomes."""
-    (folder / "nets").mkdir(parents=True)
-    (folder / "data").symlink_to(data)
-    shutil.copy(GOLDEN / net, folder / "nets")
-    for name, file in files.items():
-        shutil.copy(file, folder / name)
-    (folder / "README").write_text(readme)
-    done = contract.stagerun(["import", "caffe", "caffe", "--out", "schedule"], folder.parent)
-    assert done.exit_code == 0, done.output
-    return folder.parent / "schedule"
-
-
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LATER else n for n in RUNS])
 def test_same_loss_and_weights_as_caffe(name, data, tmp_path):
     """What came of Caffe's folder with the run's files, unedited, is trained with float32's numbers and the rates that Caffe logged."""
@@ -55,8 +41,15 @@ def test_same_loss_and_weights_as_caffe(name, data, tmp_path):
     if option == "--snapshot":  # the state names its weights
         files["lenet_m09_A_iter_75.caffemodel"] = start.with_suffix(".caffemodel")
     net = "bnnet.prototxt" if name.startswith("bnnet") else "lenet.prototxt"
-    readme = f"caffe train --solver=solver.prototxt {option}={start.name}\n"
-    schedule, out = imported(tmp_path / "caffe", data, net, readme, **files), tmp_path / "out"
+    folder, schedule, out = (tmp_path / name for name in ("caffe", "schedule", "out"))
+    (folder / "nets").mkdir(parents=True)
+    (folder / "data").symlink_to(data)
+    shutil.copy(GOLDEN / net, folder / "nets")
+    for copy, file in files.items():
+        shutil.copy(file, folder / copy)
+    (folder / "README").write_text(f"caffe train --solver=solver.prototxt {option}={start.name}\n")
+    done = contract.stagerun(["import", "caffe", "caffe", "--out", "schedule"], tmp_path)
+    assert done.exit_code == 0, done.output
     for file in schedule.glob("*.prototxt"):
         if file.name != net:
             file.write_text(NUMBER.sub(lambda found: repr(single(float(found[0]))), file.read_text()))

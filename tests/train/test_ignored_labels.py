@@ -19,10 +19,10 @@ from facade import (
     pictures,
     preflight,
     training_loader,
-    write_lmdb,
 )
 from nan_help import lives
 from safetensors.numpy import load_file
+from stored_help import make_lmdb
 
 from stagerun.language import load
 
@@ -58,12 +58,8 @@ def written(
     folder: Path, loss: str = IGNORE, accuracy: str = IGNORE, more: str = "", labels: Sequence[int] = LABELS
 ) -> Path:
     folder.mkdir(exist_ok=True)
-    pixels = np.random.default_rng(1).integers(0, 256, (IMAGES, 1, SIDE, SIDE), dtype=np.uint8)
-    datums = [
-        caffe_pb2.Datum(channels=1, height=SIDE, width=SIDE, data=one.tobytes(), label=label)
-        for one, label in zip(pixels, labels, strict=True)
-    ]
-    write_lmdb(str(folder / "images"), [one.SerializeToString() for one in datums])
+    pixels = np.random.default_rng(1).integers(0, 256, (IMAGES, SIDE, SIDE, 1), dtype=np.uint8)
+    make_lmdb(folder / "images", pixels, labels)
     (folder / "net.prototxt").write_text(NET.format(loss=loss, accuracy=accuracy))
     (folder / "schedule.prototxt").write_text(SCHEDULE.format(more=more))
     return folder
@@ -112,6 +108,7 @@ def test_what_is_ignored_counts_for_nothing_in_weights_and_scores(normalization,
     np.testing.assert_allclose(found["ip.weight"], weight, rtol=0, atol=1e-13)
     np.testing.assert_allclose(found["ip.bias"], bias, rtol=0, atol=1e-13)
 
+    (folder / "net.prototxt").unlink()  # the snapshot holds it
     done = stagerun(["eval", snapshot, "--json", "--per-class"], tmp_path)
     assert done.exit_code == 0, done.output
     (row,) = json.loads(done.stdout)["evaluations"]

@@ -6,28 +6,18 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import cv2
 import pytest
 import torch
-from facade import DataError, Iterated, RecipeError, RunFinished, SnapshotWritten, UsageError, decode
+from facade import DataError, Iterated, RecipeError, RunFinished, UsageError, decode
+from processes import ends
 
 import stagerun
 from stagerun.plan import State
 
 ENDLESS = ("init.max_iter=100000", "init.lr_iter=200000")
-
-
-def _ids(out: Path) -> dict[str, str]:
-    """By stage, the id of its end: a digest of the tensors."""
-    found = {}
-    for folder in (out / "snapshots").iterdir():
-        snapshot = stagerun.Snapshot(folder)
-        if snapshot.ref.ends_stage:
-            found[snapshot.stage] = snapshot.ref.id
-    return found
 
 
 def test_a_run_that_was_closed_in_between_ends_as_one_that_was_not(finished, tmp_path):
@@ -42,7 +32,7 @@ def test_a_run_that_was_closed_in_between_ends_as_one_that_was_not(finished, tmp
     again = stagerun.run(schedule, tmp_path / "out", threads=1)
     iters = [e.iter for e in again if isinstance(e, Iterated) and e.stage == "init"]
     assert iters == list(range(resumed.iter + 1, 7))
-    assert _ids(tmp_path / "out") == _ids(finished / "out") and len(_ids(tmp_path / "out")) == 4
+    assert ends(tmp_path / "out") == ends(finished / "out") and len(ends(finished / "out")) == 4
     assert [type(e) for e in stagerun.run(schedule, tmp_path / "out")][-1] is RunFinished  # nothing left to do
 
 
@@ -125,15 +115,10 @@ def test_errors_are_those_of_the_command(finished, tmp_path, monkeypatch):
         stagerun.run(finished / "schedule", tmp_path / "out")
 
 
-def test_a_snapshot_has_its_network(finished, tmp_path):
-    written = [
-        event
-        for event in stagerun.run(finished / "schedule", tmp_path / "out", until="init", threads=1)
-        if isinstance(event, SnapshotWritten)
-    ]
-    path = tmp_path / "out" / "snapshots" / written[-1].name
+def test_a_snapshot_has_its_network(finished):
+    path = finished / "out" / "snapshots" / "init-00000006-a0001"
     snapshot = stagerun.Snapshot(path)
-    assert (snapshot.name, snapshot.stage, snapshot.iter) == (written[-1].name, "init", 6)
+    assert (snapshot.name, snapshot.stage, snapshot.iter) == (path.name, "init", 6)
     assert snapshot.recipe.stage("init").solver.max_iter == 6 and snapshot.recipe.name == "tiny"
     drawn = torch.get_rng_state()
     model = snapshot.model()
@@ -146,7 +131,7 @@ def test_a_snapshot_has_its_network(finished, tmp_path):
     with pytest.raises(UsageError, match="has no averaged weights"):
         snapshot.model(ema=True)
     with pytest.raises(UsageError, match="is not a snapshot"):
-        stagerun.Snapshot(tmp_path / "out")
+        stagerun.Snapshot(finished / "out")
 
 
 @pytest.mark.parametrize("words", [{"until": ["init"]}, {"until": 3}, {"redo": 3}, {"only": [3]}])

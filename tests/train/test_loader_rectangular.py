@@ -8,7 +8,7 @@ from facade import DataError, Datum, InterpMode, LmdbSource, RandomResize, Stage
 from made_images import stored
 
 from stagerun.data.index import Facts, Index
-from stagerun.data.loaders import RectangularLoader, centre, crop_of, evenly
+from stagerun.data.loaders import RectangularLoader, centre, crop_of
 from stagerun.train import images
 
 # height, width
@@ -66,16 +66,6 @@ def test_a_batch_is_the_same_whoever_asks_and_when(source):
     assert np.array_equal(whole.batch(6, 2).images, whole.batch(4, 4).images[2:])
     with pytest.raises(ValueError):
         whole.batch(2, 4)
-
-
-def test_some_of_the_batches_are_evenly_spread():
-    assert [evenly(10, n) for n in (1, 2, 3)] == [[5], [2, 7], [1, 5, 8]]
-    for of in range(1, 30):
-        for n in range(1, of + 1):
-            chosen = evenly(of, n)
-            assert chosen == sorted(set(chosen)) and len(chosen) == n and chosen[0] >= 0 and chosen[-1] < of
-            assert max([chosen[0], of - 1 - chosen[-1]]) <= of // n, "neither end is left out"
-    assert evenly(7, 7) == list(range(7))
 
 
 def test_pixels_are_the_centre_of_the_resized_image(source):

@@ -1,6 +1,5 @@
 """loader: the same batches for any number of workers and threads, from any position; and where small sets stay in memory."""
 
-import time
 from typing import Any
 
 import cv2
@@ -66,10 +65,6 @@ def same(a: Batch, b: Batch) -> bool:
     return all(np.array_equal(getattr(a, field), getattr(b, field)) for field in fields)
 
 
-def joined(batches: list[Batch]) -> np.ndarray:
-    return np.concatenate([batch.images for batch in batches])
-
-
 @pytest.mark.parametrize("tier", TIERS)
 def test_workers_threads_ways_of_decoding_and_resumes_never_change_a_batch(photos, tier):
     device_batch, batches = 12, 12
@@ -81,7 +76,7 @@ def test_workers_threads_ways_of_decoding_and_resumes_never_change_a_batch(photo
                 mine = range(rank, batches, workers)
                 with make(photos, tier, threads).stream((n * device_batch, device_batch) for n in mine) as stream:
                     assert all(same(batch, reference[n]) for n, batch in zip(mine, stream, strict=True))
-    whole = joined(reference)
+    whole = np.concatenate([batch.images for batch in reference])
     for position in np.random.default_rng(1).integers(0, batches * device_batch - 8, 10).tolist():
         found = make(photos, tier).batch(position, 8)
         assert np.array_equal(found.images, whole[position : position + 8])
@@ -124,41 +119,6 @@ def test_memory_is_used_again_when_nobody_can_see_it_any_more_and_not_before(pho
     assert len(places) < 20
 
 
-class Late(ListRecords):
-    """Of the records that can't be used the first is read last."""
-
-    first = 32
-
-    def read(self, i: int, *room: object) -> memoryview:
-        if i == self.first:
-            time.sleep(0.02)
-        return super().read(i, *room)
-
-
-def test_the_error_of_the_first_image_is_the_one_that_is_raised():
-    values = [stored(encoded(i), 1) for i in range(160)]
-    for bad in (32, 40, 56, 64, 104):
-        values[bad] = b""
-    one = made_images.loader(Late(values), RESIZED, train=True, channels=3, num_classes=10, threads=3)
-    for _ in range(5):
-        stream = one.stream((n * 32, 32) for n in range(5))
-        assert next(stream).positions[0] == 0
-        with pytest.raises(DataError, match="`00000032`"):
-            next(stream)
-        assert list(stream) == []
-
-
-@pytest.mark.process
-def test_an_lmdb_read_after_a_fork_gives_the_same(photos, tmp_path):
-    import os
-
-    values = [photos.get(i)[1] for i in range(IMAGES)]
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if [photos.get(i)[1] for i in range(IMAGES)] == values else 1)
-    assert os.waitpid(child, 0)[1] == 0
-
-
 # -- Where the images of small sets stay: who decides what, and that nothing else changes
 
 
@@ -188,25 +148,3 @@ def test_what_was_asked_for_and_cannot_be_is_said():
     with pytest.raises(DataError, match="/data/unlike: its images are not of one size") as error:
         pictures.make_memory(UNLIKE, 3, Cache.MEMORY)
     assert "cache: AUTO" in error.value.hint
-
-
-class Counting(ListRecords):
-    """Counts the reads."""
-
-    reads = 0
-
-    def read(self, i: int, room: object) -> memoryview:
-        self.reads += 1
-        return super().read(i, room)
-
-
-def test_each_record_is_read_and_decoded_once():
-    source = Counting([png(i) for i in range(50)])
-    kept = pictures.Decoded(50, 20, 30, 3)
-    one = made_images.loader(
-        source, Transform(pad=1, crop_size=18, mirror=True), train=True, channels=3, num_classes=10, seed=1,
-        shuffle=True, memory=kept,
-    )  # fmt: skip
-    for n in range(20):
-        one.batch(n * 10, 10)
-    assert source.reads == 50 and all(kept.has(i) for i in range(50))

@@ -12,12 +12,6 @@ Box = losses.Box
 CPU = torch.device("cpu")
 
 
-def shares(alpha: float, count: int) -> np.ndarray:
-    made = losses.Mixing(1, alpha, 0.0)
-    drawn = [made.draw(position, 1, 8, 8) for position in range(count)]
-    return np.array([m.share for m in drawn if m is not None])
-
-
 FROZEN_MIXUP = (0.7939110398292542, [1, 3, 5, 4, 2, 0])
 FROZEN_CUTMIX = (0.849609375, [1, 3, 5, 4, 2, 0], Box(0, 0, 11, 14))
 
@@ -26,8 +20,9 @@ FROZEN_CUTMIX = (0.849609375, [1, 3, 5, 4, 2, 0], Box(0, 0, 11, 14))
 
 @pytest.mark.parametrize("alpha", [0.1, 0.2, 0.8, 1.0, 2.5, 40.0])
 def test_the_share_is_of_the_beta_distribution(alpha):
-    count = 2500
-    found = np.sort(shares(alpha, count))
+    made, count = losses.Mixing(1, alpha, 0.0), 2500
+    drawn = [made.draw(position, 1, 8, 8) for position in range(count)]
+    found = np.sort([m.share for m in drawn if m is not None])
     assert found[0] >= 0 and found[-1] <= 1
     variance = 1 / (4 * (2 * alpha + 1))
     assert abs(found.mean() - 0.5) < 5 * math.sqrt(variance / count)

@@ -59,10 +59,8 @@ def test_its_weights_start_as_its_fillers_say(intel_caffe):
 
 LAST = ["layer1.2.bn3", "layer2.3.bn3", "layer3.5.bn3", "layer4.2.bn3"]
 EVERY = [f"layer{g}.{i}.bn3" for g, count in enumerate((3, 4, 6, 3), 1) for i in range(count)]
-LAST_18, EVERY_18 = (
-    [f"layer{g}.1.bn2" for g in (1, 2, 3, 4)],
-    [f"layer{g}.{i}.bn2" for g in (1, 2, 3, 4) for i in (0, 1)],
-)
+LAST_18 = [f"layer{g}.1.bn2" for g in (1, 2, 3, 4)]
+EVERY_18 = [f"layer{g}.{i}.bn2" for g in (1, 2, 3, 4) for i in (0, 1)]
 SMALL = ["layer1.bn2", "layer2.bn2", "layer3.bn2"]
 
 

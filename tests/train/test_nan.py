@@ -15,7 +15,6 @@ from test_plan import inventory, schedule, snapshot
 from torch import Tensor
 
 from stagerun.comm import SoloComm, make_reducer
-from stagerun.plan import State, make_plan
 
 CONV = replace(SOLVER, batch_size=24, device_batch_size=4, ema_decay=0.9)
 
@@ -188,18 +187,6 @@ def ref(iter: int, skipped: int = 0, attempt: int = 1) -> SnapshotRef:
     of = schedule()
     first = of.stages[0]
     return replace(snapshot(of, first.name, iter, "", attempt), skipped=skipped)
-
-
-def test_what_was_trained_after_a_rollback_is_further_than_what_was_given_up():
-    of = schedule()
-    first = of.stages[0].name
-    given_up, after = ref(4, attempt=2), ref(3, skipped=40, attempt=3)
-    planned = make_plan(of, inventory(ref(2), given_up, after)).stages[0]
-    assert (planned.state, planned.iter, planned.skipped) == (State.RESUME, 3, 40), first
-    end = ref(of.stages[0].solver.max_iter)
-    assert make_plan(of, inventory(end, after)).stages[0].state is State.DONE, (
-        "a stretch trained once more ends nothing"
-    )
 
 
 def test_a_rollback_goes_to_scheduled_snapshots_of_its_own_way():

@@ -20,10 +20,8 @@ def compare(settings, formula, bottoms, blobs=(), seed=0, channels_last=False) -
     ours, theirs = ([torch.tensor(b, requires_grad=True) for b in (*bottoms, *blobs)] for _ in "ab")
     n = len(bottoms)
     given = [b.to(memory_format=torch.channels_last) if channels_last and b.ndim == 4 else b for b in ours[:n]]
-    top, wanted = (
-        FUNCTIONS[type(settings)](settings, *given, *ours[n:]),
-        formula(settings, theirs[:n], theirs[n:]),
-    )
+    top = FUNCTIONS[type(settings)](settings, *given, *ours[n:])
+    wanted = formula(settings, theirs[:n], theirs[n:])
     g = torch.tensor(np.random.default_rng(seed).standard_normal(tuple(wanted.shape)))
     top.backward(g)
     wanted.backward(g)

@@ -1,7 +1,6 @@
 """Whole nets of Caffe's, written by hand: order, in-place layers, BatchNorm, several losses, phases, blobs that are shared."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -77,13 +76,6 @@ def test_a_layer_sees_its_bottom_as_it_is_at_its_place():
         assert torch.allclose(network.train(mode)(images()), wanted, rtol=1e-13)
 
 
-def test_blobs_of_one_name_are_one_parameter():
-    a, b = (inner(name, "data", inside='param { name: "w" }') for name in "ab")
-    network = network_of(a, b, layer("Eltwise", "sum", "a b", "fc"), loss()).double()
-    (weight,) = network.parameters()
-    assert torch.allclose(network(images()), 2 * images().flatten(1) @ weight.T)
-
-
 def test_images_of_another_size_are_refused_where_a_weight_counts_them():
     with pytest.raises(UsageError, match="layer `fc` takes 144 numbers per image, and gets 4 x 8 x 8"):
         network_of(*NORMED)(torch.zeros(1, 3, 8, 8))
@@ -128,16 +120,6 @@ def test_global_statistics_as_each_phase_says():
 # -- for other programs
 
 
-def snapshot(folder: Path, *layers: str) -> Path:
-    """Of such a net with fresh weights."""
-    folder.mkdir()
-    (folder / "net.prototxt").write_text(DATA + "".join(layers))
-    settings = "mean_value: 110 scale: 0.01 crop_size: 6"
-    transform = f"transform_param {{ {settings} }} test_transform_param {{ {settings} }}"
-    schedule = stored_help.make_schedule(folder, 'caffe_net: "net.prototxt" num_classes: 5 channels: 3', transform)
-    return stored_help.make_snapshot(folder / "out", schedule)
-
-
 @pytest.mark.long
 def test_a_net_exported_to_onnx_answers_alike_for_any_batch(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -146,7 +128,11 @@ def test_a_net_exported_to_onnx_answers_alike_for_any_batch(tmp_path):
     text = "".join((*NORMED[:4], lrn, pool.replace('"x"', '"l"'), inner("fc", "y"), loss()))
     for name, awkward in (("conv", "train"), ("scale", "s."), ("fc", "a..b")):
         text = text.replace(f'name: "{name}"', f'name: "{awkward}"')
-    folder = snapshot(tmp_path / "s", text)
+    (tmp_path / "net.prototxt").write_text(DATA + text)
+    settings = "mean_value: 110 scale: 0.01 crop_size: 6"
+    transform = f"transform_param {{ {settings} }} test_transform_param {{ {settings} }}"
+    schedule = stored_help.make_schedule(tmp_path, 'caffe_net: "net.prototxt" num_classes: 5 channels: 3', transform)
+    folder = stored_help.make_snapshot(tmp_path / "out", schedule)
     done = stored_help.stagerun("export", folder, tmp_path / "x.onnx")
     assert done.exit_code == 0, done.output
     pixels = np.random.default_rng(1).integers(0, 256, (5, 6, 6, 3), dtype=np.uint8)

@@ -9,17 +9,12 @@ import pytest
 import torch
 from facade import NETWORKS, Model, UsageError, net_of, open_source, tensors, torchvision_models, torchvision_part
 from on_meta import on_meta
-from test_host import group as group
-from test_host import root as root
-from test_host import v1 as v1
-from test_host import v2 as v2
 from test_sources import NONE as NONE
 from test_sources import items as items
 from test_sources import write as write
 from torch import nn
 
 from stagerun.models import BatchNorm2d, build
-from stagerun.system.host import whole_memory
 
 
 @pytest.mark.parametrize("model", tensors.NAMED)
@@ -38,20 +33,6 @@ def test_the_same_items_as_torchvisions_own_code(tmp_path):
     root = write(tmp_path / "set", *names)
     theirs = torchvision_part("torchvision.datasets").ImageFolder(str(root))
     assert items(open_source(str(root), NONE)) == [(os.path.relpath(p, root), label) for p, label in theirs.samples]
-
-
-def test_what_may_be_had_in_all_is_the_least_limit(root):
-    """Slurm's limit is on the job's group, below the root and above the step's."""
-    group(root, "0::/slurm/job_7/step_0\n")
-    machine = whole_memory(root)
-    assert machine > 1 << 28
-    v2(root, "slurm/job_7/step_0", "max", 10)
-    v2(root, "slurm/job_7", "3000000", 1000000)
-    assert whole_memory(root) == 3000000
-    group(root, "3:memory:/slurm\n")
-    assert whole_memory(root) == machine
-    v1(root, "slurm", 2000000, 0)
-    assert whole_memory(root) == 2000000
 
 
 # -- All networks by name: what the tables of language.networks say about them, checked against torchvision

@@ -229,7 +229,6 @@ def test_statistics_of_training_beside_a_counter_of_zero_are_kept(data, tmp_path
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ('freeze: "*"', "there is nothing to train"),
         ('freeze: "fc.*" param { kind: WEIGHT lr_mult: 0 } param { kind: BIAS lr_mult: 0 }', "nothing to train"),
         ("param { lr_mult: 0 }", "there is nothing to train"),
     ],

@@ -22,7 +22,6 @@ from facade import (
     Diverged,
     Keeper,
     Lineage,
-    Note,
     Precision,
     Progress,
     SnapshotFailed,
@@ -109,30 +108,6 @@ def test_one_that_is_due_while_another_is_written_waits_and_none_is_left_out():
     assert [e.iter for e in events if isinstance(e, SnapshotWritten)] == [1]
     snapshotter.wait()
     assert keeper.written == [(1, first), (2, second)]
-
-
-@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
-def test_weights_that_are_no_numbers_are_not_written(poison):
-    keeper, state, snapshotter = made()
-    with torch.no_grad():
-        state.model.conv2.weight[0, 0, 0, 1] = poison
-    with pytest.raises(Diverged, match="`s`"):
-        snapshotter.start(1, PROGRESS)
-    assert snapshotter.wait() == [] and keeper.written == []
-
-
-def test_a_bug_in_retention_is_a_warning_and_the_snapshot_counts():
-    keeper, _, snapshotter = made()
-
-    def bug(ref: SnapshotRef, spared: object) -> None:
-        raise ValueError("a bug")
-
-    keeper.retain = bug
-    snapshotter.start(1, PROGRESS)
-    written, note = snapshotter.wait()
-    assert isinstance(written, SnapshotWritten) and written.cpu_seconds > 0
-    assert isinstance(note, Note) and note.warning and "ValueError: a bug" in note.text
-    assert snapshotter.require(1).iter == 1
 
 
 def test_what_became_of_the_one_before_is_told_where_the_next_is_not_begun():
@@ -235,19 +210,6 @@ def test_what_an_older_definition_left_stays_until_the_stage_is_finished(keeper)
     assert not {"main-1", "main-2"} & {*names(keeper)}
 
 
-def test_what_a_stage_asks_of_the_disk_does_not_grow_with_the_stages(keeper):
-    sweep = '\nstage { name: "%d" from: "main" solver: "main.prototxt" }' * 30 % tuple(range(30))
-    (keeper.out.parent / "dir" / "schedule.prototxt").write_text(SCHEDULE + sweep)
-    keeper.schedule = load(str(keeper.out.parent / "dir"))
-    end, counts = commit(keeper, 9), []
-    for number in range(30):
-        hooked = keeper.disk = HookedDisk(DISK)
-        assert keeper.plan().next is not None
-        keeper.retain(commit(keeper, 9, str(number), end.id))
-        counts.append(len(hooked.calls))
-    assert counts[1:] == counts[1:2] * 29 and not keeper.plan().next.stage.name.isdigit()
-
-
 # ---- a pin and a drop at the same moment
 
 
@@ -328,13 +290,3 @@ def test_a_snapshot_that_reads_back_wrong_is_no_snapshot(keeper):
         shots.require(5)
     assert names(keeper) == ["main-1", "main-2", "main-3"]
     assert [*store.aside(keeper.disk, keeper.out)] == [".bad-main-00000005-a0001"]
-
-
-def test_what_was_begun_goes_when_it_cannot_be_known_whether_the_folder_is_held(keeper):
-    def asked() -> None:
-        raise StorageError("no answer")
-
-    keeper.require_held = asked
-    with pytest.raises(StorageError, match="no answer"):
-        commit(keeper, 1)
-    assert os.listdir(keeper.out / "snapshots") == []

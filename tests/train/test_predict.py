@@ -150,10 +150,6 @@ def test_a_stage_and_an_ensemble_are_asked_by_name(files, tmp_path, rule):
     both = shares("both", "--out", out)
     assert np.allclose(both, mean / mean.sum(1, keepdims=True), atol=1e-6)
     assert np.array_equal(shares(out, "--stage", "both"), both)
-    labels = [NAMES.index(path.parent.name) for path in sorted((files / "classes").rglob("*.png"))]
-    (row,) = said("eval", out, "--stage", "both")["evaluations"]
-    assert row["loss"] == pytest.approx(-np.log(both[np.arange(23), labels]).mean(), rel=1e-6)
-    assert row["ensemble"] == "both" and row["snapshot"] == f"{paths[0].name}, {paths[1].name}"
     half = load(tmp_path / "schedule")
     stored_help.make_snapshot(out, half, seed=9, iter=2)
     assert np.array_equal(shares("only", "--out", out), one)  # half of it is no other end

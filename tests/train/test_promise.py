@@ -8,14 +8,11 @@ import pytest
 import small
 import tiny
 import torch
-from engine_help import Threads
-from facade import Determinism, Note, ResumeRefused, Schedule, SnapshotRef, Stage, World, environment_of, same_set
+from facade import Determinism, Note, ResumeRefused, Schedule, SnapshotRef, Stage, environment_of, same_set
 from test_plan_trees import SCHEDULE, inventory, on_disk, schedule, snapshot
-from test_run_trees import command
 
 from stagerun.base.snapshots import TRAINING_SET
-from stagerun.comm import Comm, SoloComm, layout_of, make_reducer
-from stagerun.engine.device import RECORDED_SINCE, choose_device, differences, environment
+from stagerun.engine.device import RECORDED_SINCE, differences, environment
 from stagerun.plan import Plan, State, make_plan, require_fresh
 from stagerun.train.environment import promise, require_exact, require_same
 
@@ -183,19 +180,6 @@ def test_two_environments_differ_by_what_both_recorded(before, after, determinis
     assert differences(before, after, determinism) == reasons
 
 
-@pytest.mark.parametrize("determinism", list(Determinism))
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_recorded_layout_is_that_of_the_reducer(determinism, workers):
-    def made(comm: Comm) -> str:
-        return make_reducer(determinism, [torch.nn.Parameter(torch.zeros(3))], comm, 4).layout
-
-    layouts = [made(SoloComm())] if workers == 1 else Threads(workers).run(made)
-    assert set(layouts) == {layout_of(determinism, workers)}
-    of = replace(schedule(), determinism=determinism)
-    known = environment_of(of, of.stages[0], CPU, workers)
-    assert environment(CPU, workers, layouts[0]).items() <= known.items()
-
-
 # -- a stretch that is trained again for a branch, below which finished stages hang
 
 GONE = ("main@12", "b_y@4")  # `b_x` came from there, and `b_y` is to start there
@@ -264,24 +248,3 @@ def test_what_onednn_is_held_to_is_part_of_the_instruction_set(monkeypatch):
     free = environment(CPU, 1, "solo")["instruction set"]
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "sse41")
     assert environment(CPU, 1, "solo")["instruction set"] == f"{free}, oneDNN at most SSE41"
-
-
-def test_a_library_that_only_some_stages_need_is_no_other_environment(tmp_path):
-    tiny.make_data(tmp_path / "data")
-    line = 'base_lr: 0.01 lr_policy: "fixed" max_iter: 1 '
-    own = 'transform_param { crop_size: 20 python: "aug.py:augment" }'
-    with_and_without = {"init": line + own, "cyc1": line, "collapse": line + own, "early": line}
-    of = small.make_schedule(tmp_path / "schedule", tmp_path / "data", **with_and_without)
-    (of / "aug.py").write_text("def augment(image, rng):\n    return image\n")
-    out = tmp_path / "out"
-    said = command("run", of, "--out", out, "--nproc", 1, "--threads", 1, "--require-bit-exact")
-    assert "EQUIVALENT" not in said and len(list((out / "results").glob("*"))) == 4, said
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("exact", [False, True])
-def test_a_gpu_is_deterministic_where_something_is_trained_on_it(exact):
-    """An evaluation has cuDNN search for the fastest way."""
-    torch.use_deterministic_algorithms(False)
-    assert choose_device(World(), exact) == torch.device("cuda", 0)
-    assert (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark) == (exact, not exact)

@@ -146,7 +146,7 @@ def test_the_number_of_workers_changes_no_bit_with_elastic(replicas, workers):
 
 
 @pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("workers", [1, 3])
 def test_an_iteration_that_one_rank_breaks_off_leaves_all_replicas_as_they_were(workers, last):
     """Before its first device batch, or its last."""
     solver = replace(SOLVER, sync=replace(LOCAL, replicas=2, period=4))
@@ -213,22 +213,6 @@ def test_a_run_that_is_stopped_and_killed_between_synchronisations_ends_in_the_s
     assert files == {f"main-{i:08}" for i in range(first, 10, 2)}
 
 
-def test_a_snapshot_holds_the_replicas_and_their_average(tmp_path, few):
-    lives(schedule(tmp_path, few, SYNCS["local"], main="max_iter: 7 warmup_iter: 2 snapshot: 1"), tmp_path / "out")
-    found = {folder.name.rpartition("-")[0]: folder for folder in (tmp_path / "out" / "snapshots").iterdir()}
-    between, met = found["main-00000005"], found["main-00000006"]
-    model, own = load_file(between / "model.safetensors"), load_file(between / "replicas.safetensors")
-    for name in ("fc.weight", next(n for n in model if n.endswith("running_mean"))):
-        assert not np.array_equal(own[f"0/{name}"], own[f"1/{name}"])
-        mean = (own[f"0/{name}"].astype(np.float64) + own[f"1/{name}"]) / 2
-        assert np.array_equal(model[name], mean.astype(np.float32))
-    own = load_file(met / "replicas.safetensors")
-    slot = next(n.partition("/")[2] for n in own if n.startswith("0/") and n.count("/") == 2)
-    weight = slot.partition("/")[2]
-    assert np.array_equal(own[f"0/{weight}"], own[f"1/{weight}"])  # they have met, but
-    assert not np.array_equal(own[f"0/{slot}"], own[f"1/{slot}"])  # each keeps its momentum
-
-
 @pytest.mark.long
 def test_an_evaluation_is_of_the_average_and_changes_no_replica(tmp_path, few):
     """Whoever holds what, and whether a snapshot has made the average before."""
@@ -244,7 +228,7 @@ def test_an_evaluation_is_of_the_average_and_changes_no_replica(tmp_path, few):
 
     one, last = tested(1, "test_interval: 3 snapshot: 0")
     assert [iter for iter, _ in one] == [3, 6, 8]
-    assert tested(2, "test_interval: 3 snapshot: 0") == tested(4, "test_interval: 3 snapshot: 3") == (one, last)
+    assert tested(4, "test_interval: 3 snapshot: 3") == (one, last)
     assert tested(2, "snapshot: 0")[1] == last
 
 

@@ -2,17 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 
 import made_images
 import numpy as np
 import pytest
 import torch
 from engine_help import CPU, SOLVER
-from facade import Batch, Cache, DataError, ListRecords, Loader, Note, PadMode, Transform, crop_size, order, recipe
-from made_images import raw, stored
+from facade import Batch, DataError, ListRecords, Loader, PadMode, Transform, crop_size, order, recipe
+from made_images import raw
 
-from stagerun.comm import SoloComm
 from stagerun.engine.images import Resident, read_all
 from stagerun.train import resident as runner
 
@@ -127,56 +125,3 @@ def test_nothing_is_kept_where_there_is_no_room_or_the_run_is_to_stop():
     assert read_all(whole(source), RECORDS, CPU, lambda n: bool(asked.append(n)), lambda: False) is None
     assert asked == [RECORDS * HEIGHT * WIDTH * 3]
     assert read_all(whole(source), RECORDS, CPU, lambda n: True, lambda: True) is None
-
-
-def a_run(cache: Cache, param: Transform, values: list[bytes] | None = None) -> SimpleNamespace:
-    """As much of a StageRun as `keep` looks at. Its device says that it is a GPU and is none."""
-    images = SimpleNamespace(resident=(None, None), made=0)
-
-    def whole_images(stage: object) -> Loader:
-        images.made += 1
-        return in_order(values)
-
-    images.whole_images = whole_images
-    data = SimpleNamespace(cache=cache, shuffle=True, train=SimpleNamespace(path="d", labels=None))
-    model, gpu = SimpleNamespace(net=None, num_classes=10), SimpleNamespace(type="cuda")
-    stage = SimpleNamespace(solver=replace(SOLVER, transform=param), data=data, model=model)
-    worker = SimpleNamespace(images=images, device=gpu, stop=lambda: False, comm=SoloComm())
-    return SimpleNamespace(stage=stage, worker=worker)
-
-
-@pytest.fixture
-def pretended_gpu(monkeypatch):
-    """Memory on the CPU in place of a GPU's."""
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**6, 10**6))
-    real = runner.read_all
-    monkeypatch.setattr(runner, "read_all", lambda batches, n, device, *rest: real(batches, n, CPU, *rest))
-
-
-def kept(run: SimpleNamespace) -> tuple[Resident | None, list[Note]]:
-    notes, making = [], runner.images_on_device(run)
-    while True:
-        try:
-            notes.append(next(making))
-        except StopIteration as done:
-            return done.value, notes
-
-
-@pytest.mark.parametrize("cache", [Cache.AUTO, Cache.DEVICE])
-def test_a_set_that_fits_is_kept_once_for_all_stages(pretended_gpu, cache):
-    run = a_run(cache, CASES["cifar"])
-    first, notes = kept(run)
-    assert first is not None and [n.text for n in notes] == ["the training images are kept on the GPU: 28.0 kB"]
-    np.testing.assert_array_equal(first.images.numpy(), pictures())
-    assert kept(run) == (first, []) and run.worker.images.made == 1
-    run.stage.solver = replace(SOLVER, transform=Transform(trivial_augment=True))
-    assert kept(run) == (None, []), "this stage's images come from the loader"
-
-
-def test_a_bad_record_leaves_the_images_to_the_loader(pretended_gpu):
-    """The loader stops at its turn."""
-    values = [raw(p) for p in pictures()]
-    values[20] = stored(b"\xff\xd8\xff nothing")
-    assert kept(a_run(Cache.AUTO, CASES["cifar"], values)) == (None, [])
-    with pytest.raises(DataError, match="00000020"):
-        kept(a_run(Cache.DEVICE, CASES["cifar"], values))

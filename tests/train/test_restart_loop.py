@@ -232,15 +232,6 @@ def test_status_says_when_the_same_command_would_not_go_on(base, schedule, tmp_p
     assert "--retry" not in stored_help.stagerun(*words, "--set", "determinism=ELASTIC").stdout
 
 
-def test_a_rehearsal_leaves_no_lives_to_count(schedule, tmp_path):
-    """It opens and closes its keeper without a word on how it ended."""
-    for _ in range(5):
-        keeper = Keeper(schedule, tmp_path)
-        keeper.open()
-        keeper.close()
-    assert not refused(schedule, tmp_path)
-
-
 def test_the_life_that_began_without_snapshots_says_so_in_its_own(schedule, tmp_path):
     live(schedule, tmp_path, 65)  # it came to none
     for expected in (True, False):

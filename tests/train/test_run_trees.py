@@ -13,7 +13,6 @@ import tiny
 import torch
 from click.testing import CliRunner
 from facade import (
-    WEIGHTS,
     Context,
     Event,
     Iterated,
@@ -28,7 +27,6 @@ from facade import (
     Stopping,
     Tested,
     World,
-    decode,
     run,
     with_imports,
 )
@@ -146,20 +144,6 @@ def test_the_trunk_is_trained_once_and_its_branches_start_from_its_very_weights(
     assert len({ids(base / "out")[f"cut_{n}@2"] for n in "ab"}) == 2
 
 
-def test_a_branch_sees_the_images_that_the_trunk_sees_next(base, tmp_path):
-    """The stage with the trunk's own settings, off its iteration 3, comes to the trunk's weights: momentum and data go on."""
-    same = FILES["main"].replace("max_iter: 8", "max_iter: 2") + "carry { momentum: KEEP }"
-    make_schedule(tmp_path / "s", base / "data", MAIN + CUT + LATE, cut=same)
-    events = go(tmp_path / "s", tmp_path / "out", only=["main", "cut_a"])
-    assert of(events, RunFinished)[0].not_chosen == ("cut_b", "cut_c", "late")
-
-    def weights(name: str) -> dict[str, torch.Tensor]:
-        return decode((tmp_path / "out" / "snapshots" / name / WEIGHTS).read_bytes())
-
-    branch, trunk = weights("cut_a-00000002-a0001"), weights("main-00000005-a0001")
-    assert branch.keys() == trunk.keys() and all(torch.equal(branch[k], trunk[k]) for k in trunk)
-
-
 @pytest.mark.long
 def test_a_branch_thought_of_later_trains_a_piece_of_the_trunk_to_the_same_bits(base, tmp_path):
     schedule, out = make_schedule(tmp_path / "s", base / "data", MAIN + END), tmp_path / "out"
@@ -229,17 +213,3 @@ def test_not_enabled_then_enabled(base, tmp_path):
     events = go(schedule, out)
     assert [e.stage for e in of(events, StageStarted)] == ["cut_a", "cut_b", "cut_c"] and not of(events, PieceStarted)
     assert {k: v for k, v in ids(base / "out").items() if k != "end@2"} == ids(out)
-
-
-def test_an_edit_of_one_stage_trains_it_and_what_follows_from_it(base, out, tmp_path):
-    edited = (
-        TREE.replace("base_lr: 0.01", "base_lr: 0.015") + 'stage { name: "on" from: "cut_b" solver: "cut.prototxt" }'
-    )
-    schedule = make_schedule(tmp_path / "s", base / "data", edited)
-    before = mtimes(out)
-    events = go(schedule, out, redo=["cut_b"])
-    assert [e.stage for e in of(events, StageStarted)] == ["cut_b", "on"]
-    after = mtimes(out)
-    assert before.items() <= after.items() and {n for n in after if n not in before} == {
-        "cut_b-00000002-a0002", "on-00000002-a0002",
-    }  # fmt: skip

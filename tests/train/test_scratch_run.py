@@ -3,22 +3,21 @@
 import fcntl
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import processes
 import pytest
-import torch
-from facade import Event, Note, Pulse, StagerunError, Stopped
+from engine_help import Threads
+from facade import Event, Note, StagerunError, Stopped
 from test_run_trees import go
 
 from stagerun.base.recipe import Data
+from stagerun.comm import Comm
 from stagerun.language import load
 from stagerun.train.agreement import ToldByAnother
 from stagerun.train.copying import Copying
@@ -90,40 +89,13 @@ def test_a_stop_while_images_are_copied_loses_nothing(base, disk, tmp_path):
     assert processes.ends(tmp_path / "out") == processes.ends(base / "plain")
 
 
-class Rank:
-    """One of two ranks of a job, each in a thread."""
-
-    size = 2
-    meet = threading.Barrier(2, timeout=60)
-    given: ClassVar[dict[int, Any]] = {}
-
-    def __init__(self, rank: int) -> None:
-        self.rank, self.pulse = rank, Pulse()
-
-    def _all(self, mine: Any) -> list[Any]:
-        self.given[self.rank] = mine
-        self.meet.wait()
-        found = [self.given[0], self.given[1]]
-        self.meet.wait()
-        return found
-
-    def gather_bytes(self, data: bytes) -> list[bytes]:
-        return self._all(data)
-
-    def all_reduce(self, tensor: torch.Tensor, doing: str = "") -> Callable[[], None]:
-        both = self._all(tensor.clone())
-        tensor.copy_(both[0] + both[1])
-        return lambda: None
-
-
 def on_two_ranks(data: list[Data]) -> list[Any]:
     """What `Copying.first` gives on each rank: notes and whether it was stopped, or the error."""
 
-    def work(rank: int) -> Any:
-        copying = Copying(data[rank], [data[rank].train, *data[rank].val])
-        found = []
+    def work(comm: Comm) -> Any:
+        mine, found = data[comm.rank], []
         try:
-            steps = copying.first(Rank(rank), lambda: False)
+            steps = Copying(mine, [mine.train, *mine.val]).first(comm, lambda: False)
             while True:
                 found.append(next(steps).text)
         except StopIteration as end:
@@ -131,8 +103,7 @@ def on_two_ranks(data: list[Data]) -> list[Any]:
         except StagerunError as error:
             return error
 
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(work, range(2)))
+    return Threads(2).run(work)
 
 
 @pytest.fixture

@@ -1,30 +1,16 @@
 """Stopping in the midst of an iteration: who decides it, what all ranks make of it, and that not a bit is lost by it."""
 
 from pathlib import Path
+from typing import Any
 
 import processes
 import pytest
 import small
-from engine_help import CPU, KNOBS, SOLVER, ConvNet, Threads, arithmetic, assert_same, cut, dataset, tensors
-from facade import (
-    Determinism,
-    Event,
-    Outcome,
-    RunFinished,
-    Stopped,
-    Stopping,
-    Tested,
-    TrainState,
-    hopeless,
-    make_state,
-    update,
-)
+from engine_help import SOLVER, ConvNet, Threads, assert_same, dataset, tensors, updates
+from facade import Determinism, Event, Outcome, RunFinished, Stopped, Stopping, Tested, TrainState, hopeless
 from test_run_trees import go
 
-from stagerun.comm import Comm, make_reducer, runs_of
-
-NEVER = lambda done: False  # noqa: E731
-
+from stagerun.comm import Comm
 
 # -- the decision
 
@@ -50,35 +36,23 @@ def test_when_an_iteration_is_hopeless(left, done, usual, expected):
 # -- what all ranks make of it
 
 
-def one_update(state: TrainState, comm: Comm, reducer, i: int, give_up=NEVER) -> Outcome:
-    whole, run, size = dataset(8 * 12), runs_of(4, comm.size)[comm.rank], SOLVER.device_batch_size
-    pieces = ((k, cut(whole, 8 * i + k * size, 8 * i + (k + 1) * size), k == run[-1]) for k in run)
-    return update(state, pieces, KNOBS, reducer, arithmetic(SOLVER), lambda: False, give_up)
-
-
 @pytest.mark.parametrize("determinism", list(Determinism))
 @pytest.mark.parametrize("workers, rank, done", [(1, 0, 0), (1, 0, 3), (2, 0, 1), (2, 1, 0), (3, 0, 1), (3, 2, 0)])
 def test_one_rank_breaks_off_and_all_leave_the_state_as_it_was(determinism, workers, rank, done):
+    batches = [dataset(8, seed=i) for i in range(3)]
+
     def work(comm: Comm) -> None:
-        def fresh() -> tuple[TrainState, object]:
-            state = make_state(ConvNet(dropout=0.3), SOLVER, CPU)
-            return state, make_reducer(determinism, [p.tensor for p in state.solver.parameters], comm, 4)
+        def trained(first: int, last: int, **more: Any) -> tuple[TrainState, list[Outcome]]:
+            return updates(ConvNet(dropout=0.3), SOLVER, batches[first:last], comm, determinism, **more)
 
-        state, reducer = fresh()
-        for i in range(3):
-            assert not one_update(state, comm, reducer, i).broken_off
-        expected = tensors(state)
-
-        state, reducer = fresh()
-        one_update(state, comm, reducer, 0)
-        one_update(state, comm, reducer, 1)
+        straight, (state, _) = trained(0, 3)[0], trained(0, 2)
         before = tensors(state)
-        give_up = (lambda n: n == done) if comm.rank == rank else NEVER
-        assert one_update(state, comm, reducer, 2, give_up).broken_off
-        assert state.iter == 2
+        _, (outcome,) = trained(2, 3, state=state, broken_off=lambda n: comm.rank == rank and n == done)
+        assert outcome.broken_off and state.iter == 2
         assert_same(tensors(state), before)
-        assert not one_update(state, comm, reducer, 2).broken_off
-        assert_same(tensors(state), expected)
+        _, (outcome,) = trained(2, 3, state=state)
+        assert not outcome.broken_off
+        assert_same(tensors(state), tensors(straight))
 
     Threads(workers).run(work)
 

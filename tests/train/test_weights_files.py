@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from facade import DataError, Solver, encode, make_state, tensors_in
+from facade import DataError, encode, tensors_in
 from torch import nn
 
 from stagerun.cli import main
-from stagerun.models import BatchNorm2d, vision
+from stagerun.models import vision
 
 HELD = {"fc.weight": torch.arange(6.0).reshape(2, 3), "fc.bias": torch.zeros(2, dtype=torch.float16)}
 
@@ -43,41 +43,6 @@ def test_nothing_in_a_file_is_run_and_what_is_no_network_is_refused(tmp_path):
         with pytest.raises(DataError, match=message) as error:
             tensors_in(data, "x.pt")
         assert error.value.hint
-
-
-# -- freeze
-
-
-class Two(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = BatchNorm2d(2), BatchNorm2d(2)
-        self.fc = nn.Linear(2, 2)
-
-
-def solver(*freeze: str) -> Solver:
-    return Solver(base_lr=1, lr_policy="fixed", max_iter=1, batch_size=2, device_batch_size=2, test_batch_size=2,
-                  random_seed=1, freeze=freeze)  # fmt: skip
-
-
-def test_a_frozen_norm_is_in_evaluation_mode_and_in_no_vector():
-    state = make_state(Two(), solver("a.*", "b.weight"), torch.device("cpu"))
-    state.statistics.to_training()
-    assert not state.model.a.training and state.model.b.training and state.model.fc.training
-    assert state.statistics.layers == [state.model.b] and state.statistics.n == 4
-    assert [p.name for p in state.solver.parameters] == ["b.bias", "fc.weight", "fc.bias"]
-    assert not state.model.a.weight.requires_grad and not state.model.b.weight.requires_grad
-
-
-def test_each_layer_moves_by_the_iterations_that_it_has_seen():
-    """One that is drawn anew starts with its first batch, one that was frozen goes on from what it was."""
-    state = make_state(Two(), solver(), torch.device("cpu"))
-    for layer, seen in ((state.model.a, 0), (state.model.b, 1000)):
-        layer.num_batches_tracked.fill_(seen)
-        layer.running_mean.fill_(1.0)
-    state.statistics.move(torch.zeros(8, dtype=torch.float64), 1)
-    torch.testing.assert_close(state.model.a.running_mean, torch.zeros(2))
-    torch.testing.assert_close(state.model.b.running_mean, torch.full((2,), 0.9))
 
 
 # -- fetch, from a server on this machine: the real ones are not asked

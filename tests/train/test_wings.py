@@ -1,4 +1,4 @@
-"""Without a wing's folder a working product is left, and what needs the wing is refused with its place."""
+"""Without the wings' folders a working product is left, and what needs a wing is refused with its place."""
 
 import os
 import shutil
@@ -37,10 +37,9 @@ UNINSTALLED = "import sys; sys.meta_path = [it for it in sys.meta_path if 'edita
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("wing", NEED)
-def test_without_a_wing_dense_stages_train_and_its_fields_are_refused(wing, tmp_path, few):
-    package, (fields, commands) = Path(stagerun.__file__).parent, NEED[wing]
-    shutil.copytree(package, tmp_path / "stagerun", ignore=shutil.ignore_patterns(wing, "__pycache__"))
+def test_without_the_wings_dense_stages_train_and_their_fields_are_refused(tmp_path, few):
+    package = Path(stagerun.__file__).parent
+    shutil.copytree(package, tmp_path / "stagerun", ignore=shutil.ignore_patterns(*NEED, "__pycache__"))
     (tmp_path / "sitecustomize.py").write_text(UNINSTALLED)
 
     def command(*words: object) -> tuple[int, str]:
@@ -55,11 +54,15 @@ def test_without_a_wing_dense_stages_train_and_its_fields_are_refused(wing, tmp_
     assert (out / "snapshots/main-00000002-a0001/model.safetensors").exists()
     (tmp_path / "w.caffemodel").write_bytes(b"\n\x01x")
     make_schedule(tmp_path / "weights", few, main='max_iter: 2 weights { file: "../w.caffemodel" }')
-    for words in commands:
-        code, said = command(*words.split())
-        assert code == 64 and f"lacks stagerun/{wing}" in said, (words, said)
-    stages = {f"s{i}": f"max_iter: 2\n{field}" for i, field in enumerate(fields)}
-    code, said = command("check", make_schedule(tmp_path / "all", few, **stages)) if fields else (64, "")
-    assert code == 64 and said.count(f"lacks stagerun/{wing}") == said.count("hint:") == len(fields)
+    stages = {}
+    for wing, (fields, commands) in NEED.items():
+        for words in commands:
+            code, said = command(*words.split())
+            assert code == 64 and f"lacks stagerun/{wing}" in said, (words, said)
+        stages |= {f"{wing}{i}": f"max_iter: 2\n{field}" for i, field in enumerate(fields)}
+    code, said = command("check", make_schedule(tmp_path / "all", few, **stages))
+    assert code == 64 and said.count("hint:") == len(stages)
+    for wing, (fields, _) in NEED.items():
+        assert said.count(f"lacks stagerun/{wing}") == len(fields)
     for stage in stages:
         assert f"{stage}.prototxt:2:" in said
