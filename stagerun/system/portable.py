@@ -18,16 +18,19 @@ def is_pinned() -> bool:
     return all(os.environ.get(name) == value for name, value in _PINNED.items())
 
 
-def pin() -> None:
-    """Set the variables for this process and those that it starts, before torch is loaded. UsageError where bits can't be portable."""
+def pin(threads: int | None) -> None:
+    """Set the variables for this process and those that it starts, before torch is loaded. UsageError where bits can't be portable.
+    `threads`: that the user asks for."""
+    if threads not in (None, 1):
+        raise UsageError("`determinism: PORTABLE` has one thread per worker", "leave --threads out, or take ELASTIC")
     if missing := {"avx2", "fma"} - set(arithmetic()["processor flags"].split()):
         lacks = " and ".join(sorted(missing)).upper()
         raise UsageError(f"`determinism: PORTABLE`: this processor lacks {lacks}", "take another machine, or ELASTIC")
     if "torch" in sys.modules and not is_pinned():
         variables = " ".join(f"{name}={value}" for name, value in _PINNED.items())
         raise UsageError(
-            "`determinism: PORTABLE`: torch was loaded without its settings",
+            "`determinism: PORTABLE`: torch is loaded already, without the settings for it",
             f"start Python with `{variables}`, or import torch after `stagerun.run`",
         )
-    # A sum over several threads has another order for another number of them; --threads still decides.
+    # A sum over several threads has another order for another number of them.
     os.environ.update(_PINNED, OMP_NUM_THREADS="1")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from stagerun import store
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import CODE, Schedule, Stage
-from stagerun.base.text import count
+from stagerun.base.text import count, listed
 from stagerun.command.ending import show
 from stagerun.command.options import argument, command, flag
 from stagerun.command.shared import Json, TrustCode
@@ -58,7 +58,7 @@ def diff(
 
     A and B are each a schedule's folder, the output folder of a run (what its stages were trained from), or a snapshot's.
     Differences that change no training (paths, intervals) are listed apart. The exit code is 0 in any case; --json has
-    `same`.
+    `same`, of the schedules, and of two runs `equal`.
 
     Of two runs it also shows the first difference: the stage and iteration, by proofs (`audit_param { proof_iter }`), snapshots and logs;
     the tensors, the positions of the images, and the cause among what the runs record. --first compares the images, too, and trains
@@ -77,7 +77,7 @@ def diff(
     changes = [change for change in pairs if change.stage not in alone and change.a.text != change.b.text]
     trained = [change for change in changes if change.trains]
     same = not names and not trained
-    record, lines, compared = None, list[str](), 0
+    record, lines, compared = None, list[str](), dict[str, int]()
     if both_runs:
         from stagerun.tools.first_difference import Run, render, search  # and with it numpy
 
@@ -96,22 +96,27 @@ def diff(
         ]
         facts = {"a": kind, "b": other_kind, "same": same, "names": names, "fields": fields}
         if both_runs:
-            facts |= {"compared": compared, "first": record}
+            facts |= {
+                "compared": sum(compared.values()),
+                "equal": record is None and any(compared.values()),
+                "first": record,
+            }
         show(json.dumps(facts, indent=2))
     else:
         blocks = [f"A  {a} ({kind})\nB  {b} ({other_kind})", "\n".join(names), *_blocks(trained, len(stages))]
         if untrained := [change for change in changes if not change.trains]:
             blocks += ["what changes no training:", *_blocks(untrained, len(stages))]
         blocks.append("" if lines or not both_runs else _compared(compared))
-        verdict = f"they train {'the same thing' if same else 'different things'}"
+        verdict = f"the schedules train {'the same thing' if same else 'different things'}"
         blocks.append(verdict if names or changes or lines else f"{verdict}: nothing differs")
         blocks.append("\n".join(lines))
         show("\n\n".join(filter(None, blocks)))
 
 
-def _compared(states: int) -> str:
-    if states:
-        return f"the runs are equal: {count(states, 'state')} compared"
+def _compared(states: dict[str, int]) -> str:
+    if any(states.values()):
+        without = listed([f"`{stage}`" for stage, number in states.items() if not number])
+        return f"the runs are equal: {count(sum(states.values()), 'state')} compared{f', none of {without}' * bool(without)}"
     return "no state to compare: the runs have no proof and no snapshot of the same iteration"
 
 

@@ -37,7 +37,7 @@ MOST_NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """`kind`: code, schedule, library, processor, threads, workers, data, weights, or bit."""
+    """`kind`: code, schedule, library, processor, threads, workers, data, weights, bit, or unknown."""
 
     kind: str
     text: str
@@ -87,6 +87,11 @@ class Run:
     def at(self, stage: str, iter: int) -> SnapshotRef | None:
         return next((ref for ref in reversed(self.of(stage)) if ref.iter == iter), None)
 
+    def parent(self, stage: str) -> str:
+        """Return what a stage started from: `trunk@60`, or '' if unknown."""
+        ids = {ref.parent for ref in self.of(stage)}
+        return next((f"{ref.stage}@{ref.iter}" for ref in reversed(self.refs) if ref.id in ids), "")
+
     def proofs(self, stage: str) -> dict[int, str]:
         return {iter: proof.state for iter, proof in self.courses.get(stage, Course()).proofs.items()}
 
@@ -119,15 +124,15 @@ class Run:
         return None
 
 
-def first_difference(a: Run, b: Run, stages: Iterable[str]) -> tuple[First | None, int]:
-    """Return the first difference of two runs, by their records alone, and how many states were compared."""
-    compared = 0
+def first_difference(a: Run, b: Run, stages: Iterable[str]) -> tuple[First | None, dict[str, int]]:
+    """Return the first difference of two runs, by their records alone, and how many states of each stage were compared."""
+    compared = dict[str, int]()
     for stage in stages:
         ids = [{ref.iter: ref.id for ref in run.of(stage)} for run in (a, b)]
         equal: dict[int, bool] = {}
         for one, other in (ids, [run.proofs(stage) for run in (a, b)]):
             equal |= {iter: one[iter] == other[iter] for iter in one.keys() & other.keys()}
-        compared += len(equal)
+        compared[stage] = len(equal)
         unequal = [iter for iter, same in equal.items() if not same]
         proven = min(unequal, default=None)
         until = math.inf if proven is None else proven
@@ -148,6 +153,9 @@ def first_difference(a: Run, b: Run, stages: Iterable[str]) -> tuple[First | Non
 def causes(first: First, a: Run, b: Run) -> list[Cause]:
     """Return what the records of two runs explain the difference by, the likeliest first."""
     candidates = list[Cause]()
+    parents = [run.parent(first.stage) for run in (a, b)]
+    if first.start and all(parents) and parents[0] != parents[1]:
+        candidates.append(Cause("schedule", f"from {parents[0]} -> {parents[1]}"))
     identities = a.identity(first.stage), b.identity(first.stage)
     for key in dict.fromkeys((*identities[0], *identities[1])) if all(identities) else ():
         before, now = (identity.get(key, "none") for identity in identities)
@@ -171,7 +179,7 @@ def causes(first: First, a: Run, b: Run) -> list[Cause]:
             continue  # it follows from the number of workers
         if key == TRAINING_SET and same_set(before, now) is not False:
             continue
-        text = f"{key} {before} -> {now}"
+        text = f"{key} {before} -> {now}" if key != TRAINING_SET else f"{key}: other images, or in another order"
         if key == "processor flags":
             from stagerun.engine.device import flags_apart
 
@@ -221,8 +229,8 @@ def render(first: First) -> list[str]:
 
 def search(
     runs: tuple[Run, Run], stages: Sequence[str], again: bool, trust_code: bool, quiet: bool
-) -> tuple[First | None, int]:
-    """Return the first difference of two runs, and how many of their states were compared. `again`: train stretches again."""
+) -> tuple[First | None, dict[str, int]]:
+    """As `first_difference`. `again`: train stretches again."""
     first, compared = first_difference(*runs, stages)
     if first is not None and (again or all(run.at(first.stage, first.iter) for run in runs)):
         with signals.held():
@@ -233,5 +241,6 @@ def search(
             try:
                 Search(first, runs, trust_code, quiet).search()
             except StagerunError as error:
-                first.notes.append(f"it can't be trained again here: {error.message}")
+                why = "; ".join(filter(None, (error.message, error.hint)))
+                first.notes.append(f"it can't be trained again here: {why}")
     return first, compared

@@ -57,6 +57,8 @@ def run(
             raise UsageError(f"no log is called `{name}`", hint)
     require_packages(logs)
     check_workers(schedule, 1)
+    if schedule.determinism is Determinism.PORTABLE:
+        pin(threads)
     options = RunOptions(
         folder=schedule.name, out=None if out is None else os.fspath(out), threads=threads, retry=retry, exact=require_bit_exact,
         redo=names_of(redo), only=names_of(only), until=until, log=logs,
@@ -171,8 +173,6 @@ class _Screen(AbstractContextManager["_Screen"]):
 def _events(
     schedule: Schedule, options: RunOptions, stop: _Stop, note: Callable[[Event], None]
 ) -> Generator[Event, None, None]:
-    if schedule.determinism is Determinism.PORTABLE:
-        pin()
     import torch
 
     from stagerun.comm import SoloComm

@@ -13,7 +13,7 @@ from xxhash import xxh3_64_intdigest
 from stagerun import store
 from stagerun.base.errors import StagerunError, StorageError
 from stagerun.base.snapshots import TRAINING_SET
-from stagerun.base.text import count
+from stagerun.base.text import count, listed
 from stagerun.comm import SoloComm
 from stagerun.command.ending import say
 from stagerun.data import datum
@@ -25,7 +25,7 @@ from stagerun.engine.state import counters, live
 from stagerun.plan import Plan, State
 from stagerun.schedule.improvement import NOTHING_YET
 from stagerun.system.world import World
-from stagerun.tools.first_difference import Cause, First, Run
+from stagerun.tools.first_difference import Cause, First, Run, causes
 from stagerun.tools.output import DISK, plan_of, stored_schedule
 from stagerun.tools.verify import VerifyOptions
 from stagerun.tools.verify_run import Stretch, courses_of, events_of, trained_again
@@ -209,7 +209,10 @@ class Search:
             position, text = changed
             batch = self.plans[0].schedule.stage(stage).solver.batch_size
             first.iter = min(first.iter, after + 1 + (position - span[0]) // batch)
-            first.causes.insert(0, Cause("data", text))
+            first.causes.append(Cause("data", text))
+            first.causes.sort(
+                key=lambda cause: cause.kind not in ("schedule", "data")
+            )  # another order follows from the schedule
 
     # Training again
 
@@ -256,11 +259,14 @@ class Search:
         first = self.first
         both = sorted(one.proofs.keys() & other.proofs.keys())
         at = next((iter for iter in both if one.proofs[iter] != other.proofs[iter]), target)
+        first.start = first.start or at == self.runs[0].begins.get(first.stage, 0)
         if at != target:
             one, other = self._again(0, at), self._again(1, at)
-        if not first.start:
-            first.same, first.iter = at - 1, at
-            first.positions = self.runs[0].positions(first.stage, at - 1, at)
+        first.iter = at
+        if first.start:
+            first.positions, first.causes = None, causes(first, *self.runs)
+        else:
+            first.same, first.positions = at - 1, self.runs[0].positions(first.stage, at - 1, at)
         first.tensors, first.of = changes(one.tensors, other.tensors), len(one.tensors)
         first.notes.append("made again here, both differ as before")
 
@@ -286,14 +292,14 @@ class Search:
             first.causes.append(Cause("bit", f"an upset bit in {'AB'[bad]}: {text}, and no recorded fact differs"))
         else:
             what = f"an upset in the iteration of {'AB'[bad]}, or a fact that no run records"
-            first.causes.append(Cause("bit", f"{what}: {text}"))
+            first.causes.append(Cause("unknown", f"{what}: {text}"))
             if searched:
                 first.notes.append(f"no single bit of {count(searched, 'tensor')} explains that state")
 
 
 def changed_image(plans: Sequence[Plan], stage: str, begin: int, end: int) -> tuple[int, str] | None:
-    """Return the first of these positions at which two runs trained on other images, and what differs; None if there is none, or if the
-    order of the images differs. DataError, StorageError."""
+    """Return the first of these positions at which two runs trained on other images, and what differs; None if there is none. DataError,
+    StorageError."""
     sides = []
     for plan in plans:
         of = plan.schedule.stage(stage)
@@ -301,15 +307,14 @@ def changed_image(plans: Sequence[Plan], stage: str, begin: int, end: int) -> tu
         sides.append((records, order_of(records, plan.schedule, of).at(begin, end - begin + 1)))
     (one, order), (other, another) = sides
     for n, (i, j) in enumerate(zip(order.tolist(), another.tolist(), strict=True)):
-        if one.key(i) != other.key(j):
-            return None
         if one.index is not None and other.index is not None and one.index.digests[i] == other.index.digests[j]:
             continue
-        (key, before), (_, now) = one.get(i), other.get(j)
+        (key, before), (other_key, now) = one.get(i), other.get(j)
         if before != now:
             a, b = (datum.parse(value) for value in (before, now))
             label = f"label {a.label} -> {b.label}" if a.label != b.label else ""
             pixels = "other pixels" if bytes(a.data) != bytes(b.data) else ""
             what = " and ".join(filter(None, (label, pixels))) or "another record"
-            return begin + n, f"the image at position {begin + n}, key `{printable(key)}`: {what}"
+            keys = listed([f"`{printable(name)}`" for name in dict.fromkeys((key, other_key))])
+            return begin + n, f"the image at position {begin + n}, key {keys}: {what}"
     return None

@@ -68,7 +68,7 @@ def job_of(options: RunOptions, cut: Cut | None = None) -> Job:
     """Return the function that a worker of the run calls."""
 
     def job(world: Any, stop: Any, watch: Any) -> int:
-        read = read_before_torch(options.folder, options.overrides, load if cut is None else cut.read)
+        read = read_before_torch(options.folder, options.overrides, options.threads, load if cut is None else cut.read)
         from stagerun.train.worker import train
 
         return train(options, world, stop, watch, read, cut)
@@ -76,7 +76,9 @@ def job_of(options: RunOptions, cut: Cut | None = None) -> Job:
     return job
 
 
-def read_before_torch(folder: str, overrides: Sequence[str], read: Callable[..., Schedule]) -> Callable[[], Schedule]:
+def read_before_torch(
+    folder: str, overrides: Sequence[str], threads: int | None, read: Callable[..., Schedule]
+) -> Callable[[], Schedule]:
     """Read the schedule, and set what `determinism: PORTABLE` needs before torch is loaded. The result returns the schedule, or raises
     its mistakes, which all ranks report together. UsageError where bits can't be portable."""
     try:
@@ -89,7 +91,7 @@ def read_before_torch(folder: str, overrides: Sequence[str], read: Callable[...,
 
         return refuse
     if schedule.determinism is Determinism.PORTABLE:
-        pin()
+        pin(threads)
     return lambda: schedule
 
 

@@ -180,7 +180,7 @@ def seconds(steps: Callable[[int], None], count: int, device: torch.device) -> t
 PINNED = """
 import pathlib, runpy, sys
 from stagerun.system import portable
-portable.pin()
+portable.pin(1)
 sys.argv = sys.argv[1:]
 sys.path.insert(0, str(pathlib.Path(sys.argv[0]).parent))
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -43,6 +43,7 @@ _BY_MODULE = {
     "schedule.image_size": "crop_size",
     "schedule.improvement": "follow_losses FRESH",
     # Plans and snapshots
+    "plan.counting": "targets",
     "plan.hours": "cost_key",
     "tools.rehearse.schedule": "rehearsal",
     "plan.render": "render_json render_text",

@@ -19,7 +19,7 @@ def test_a_folder_its_finished_run_and_a_snapshot(finished, tmp_path):
     moved = shutil.copytree(snapshot, tmp_path / snapshot.name)
     out = finished / "out"
     for a, b in ((finished / "schedule", out), (snapshot, out), (finished / "schedule", moved)):
-        assert diff(a, b).stdout.endswith("they train the same thing: nothing differs\n")
+        assert diff(a, b).stdout.endswith("the schedules train the same thing: nothing differs\n")
     edited = shutil.copytree(finished / "schedule", tmp_path / "edited")
     (edited / "collapse.prototxt").write_text(small.STAGES["collapse"].replace("0.02", "0.04"))
     said = diff(finished / "out", edited).stdout

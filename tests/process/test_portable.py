@@ -161,7 +161,7 @@ def test_two_workers_and_a_stop_change_nothing(straight, tmp_path):
     assert stopped.returncode == 0, stopped.stderr
     done = command("run", schedule, "--out", tmp_path / "two", "--nproc", 1)
     assert done.returncode == 0 and proofs(tmp_path / "two") == proofs(one), done.stderr
-    verified = command("verify", tmp_path / "two", "--trust-code", "--proofs", 2)
+    verified = command("verify", tmp_path / "two", "--trust-code", "--proofs", 1)
     assert verified.returncode == 0 and "\nBIT-EXACT" in verified.stdout, verified.stderr
 
 
@@ -172,11 +172,11 @@ def test_what_it_cannot_hold_is_refused_by_name(straight, tmp_path):
     shutil.copytree(one, tmp_path / "out")
     shutil.rmtree(next((tmp_path / "out/snapshots").glob("own-00000012*")))
     done = command("run", schedule, "--out", tmp_path / "out", "--nproc", 1, "--threads", 2)
-    assert done.returncode == 78 and "`determinism: PORTABLE`" in done.stderr and "threads: 1 -> 2" in done.stderr
+    assert done.returncode == 64 and "has one thread per worker" in done.stderr, done.stderr
     # This process has loaded torch.
     with pytest.raises(UsageError) as refused:
         list(stagerun.run(schedule, tmp_path / "library"))
-    assert "torch was loaded without its settings" in refused.value.message
+    assert "torch is loaded already" in refused.value.message
     assert "MKL_CBWR=COMPATIBLE" in refused.value.hint
 
 

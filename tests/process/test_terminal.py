@@ -107,7 +107,7 @@ def test_a_run_at_a_terminal_and_what_it_says_when_it_goes_on(base, tmp_path):
     lines = lines_of(seen)
     assert re.match(r"tiny: init, cyc1, collapse done; resumes early at \d+ of 100000$", lines[0])
     assert re.match(r"\d+ of 100014 iterations to do, about .* left", lines[1])
-    shown = " ".join(" ".join(lines[2:8]).split())
+    shown = " ".join(" ".join(lines[2:12]).split())
     assert "`stagerun plan" in shown and "shows the full plan" in shown
     assert not any("LR first" in line for line in lines)
 

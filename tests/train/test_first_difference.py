@@ -206,6 +206,10 @@ PLANTS = {
     "the same with few proofs": Plant(
         kind="schedule", stage="two", iter=2, sets=("two.momentum=0.8",), text="momentum", proofs=3
     ),
+    "a shorter parent": Plant(
+        kind="schedule", stage="two", iter=0, sets=("one.max_iter=5",), text="from one@6 -> one@5"
+    ),
+    "seed without proofs": Plant(kind="schedule", iter=0, sets=("seed=2",), proofs=0, text="seed"),
     "seed": Plant(kind="schedule", iter=0, sets=("seed=2",), text="seed"),
     "mirror": Plant(kind="schedule", sets=("solver.transform_param.mirror=false",), text="mirror"),
     "crop of the second stage": Plant(kind="schedule", stage="two", sets=("two.transform_param.crop_size=13",), text="crop_size"),

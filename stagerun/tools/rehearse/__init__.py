@@ -182,7 +182,7 @@ def rehearse(options: RehearseOptions, reach: HostOptions) -> int:
     orders = Orders(("rehearse", *arguments(words)), options.threads, saves=False, limits=watched)
 
     def job(world: Any, stop: Any, watch: Any) -> int:
-        read = read_before_torch(options.folder, options.overrides, load)
+        read = read_before_torch(options.folder, options.overrides, options.threads, load)
         from stagerun.tools.rehearse.frame import Session, worker
         from stagerun.train.worker import join
 
