@@ -115,8 +115,9 @@ def diff(
 
 def _compared(states: dict[str, int]) -> str:
     if any(states.values()):
-        without = listed([f"`{stage}`" for stage, number in states.items() if not number])
-        return f"the runs are equal: {count(sum(states.values()), 'state')} compared{f', none of {without}' * bool(without)}"
+        without = [f"`{stage}`" for stage, number in states.items() if not number]
+        none = f", none of {listed(without)}" if without else ""
+        return f"the runs are equal: {count(sum(states.values()), 'state')} compared{none}"
     return "no state to compare: the runs have no proof and no snapshot of the same iteration"
 
 

@@ -22,9 +22,9 @@ from stagerun.language.layers import is_twin
 
 ROOT = Path(__file__).parents[2]
 
-LINES = {"package": 56_273, "tests": 40_449}
+LINES = {"package": 56_274, "tests": 40_449}
 CASES = 9_981  # lines in tests/cases
-TOKENS = 427_129
+TOKENS = 427_133
 FILES = 281
 SCRIPTS = 14
 COMMANDS_AND_SUBCOMMANDS = 21, 6

@@ -98,7 +98,7 @@ def test_equal_runs_and_runs_without_a_state_in_common(tmp_path):
     a, b = pair(tmp_path)
     for out in (a, b):
         logged(out, {0: "s", 5: "t", 20: "u"})
-    assert "the runs are equal: 3 states compared" in diff(a, b).stdout
+    assert "the runs are equal: 3 states compared, none of `long`, `collapse`" in diff(a, b).stdout
     folder = tmp_path / "schedule/a"
     for path in (a, b):
         (path / "log.jsonl").unlink()
