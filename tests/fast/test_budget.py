@@ -22,7 +22,7 @@ from stagerun.language.layers import is_twin
 
 ROOT = Path(__file__).parents[2]
 
-LINES = {"package": 56_274, "tests": 40_449}
+LINES = {"package": 56_274, "tests": 40_451}
 CASES = 9_981  # lines in tests/cases
 TOKENS = 427_133
 FILES = 281

@@ -19,6 +19,7 @@ STAGES = {
 }
 
 
+@pytest.mark.long
 def test_the_log_is_the_plan(tmp_path):
     folder = make_schedule(tmp_path / "schedule", make_data(tmp_path / "lmdb"), **STAGES)
     assert contract.stagerun(["plan", folder, "--csv", "plan.csv"], tmp_path).exit_code == 0

@@ -21,7 +21,7 @@ RUNS = {
     "lenet_lrjump": ("--weights", GOLDEN / "init_lenet_iter_0.caffemodel"),
     "bnnet_m09_A": ("--weights", GOLDEN / "init_bnnet_iter_0.caffemodel"),
 }
-LATER = ("lenet_m09_B", "lenet_m09_C")  # which go on from the first
+LATER = ("lenet_m09_B", "lenet_m09_C", "bnnet_m09_A")  # the first two go on from the first run
 HERE = ("precision=FP64", "channels_last=false", "snapshot=0", "test_interval=0")
 NUMBER = re.compile(r"(?<=: )(\d+\.\d+(e-\d+)?|\d+e-\d+)")
 

@@ -77,6 +77,7 @@ def test_killed_before_and_after_a_failure(tmp_path, data, solver, expected, wor
         assert done(then)[-3:] == expected[-3:]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("solver", "workers"), [pytest.param(SKIP, 2, marks=pytest.mark.slow), (ROLLBACK, 1)])
 def test_stopped_after_each_iteration(tmp_path, data, solver, workers):
     """So there are snapshots everywhere, also on ways that were given up, and only one is kept beside the one to go back to."""
