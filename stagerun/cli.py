@@ -40,7 +40,7 @@ COMMANDS: Rows = (
         "show what will run: stages, epochs, learning rates, joints; --why explains one setting",
     ),
     ("view DIR", "stagerun.look.view:view", "open a page that follows a schedule and its run"),
-    ("diff A B", "stagerun.tools.diff:diff", "compare two schedules, or two runs"),
+    ("diff A B", "stagerun.tools.diff:diff", "compare schedules, or runs"),
     (
         "rehearse DIR",
         "stagerun.tools.rehearse:rehearse",

@@ -2,7 +2,8 @@
 
 torch, oneDNN and MKL choose their kernels by the processor when they are loaded; these variables keep each to one choice. MKL's vector
 functions (square roots, tangents, logarithms in float64) know no such setting: stagerun takes square roots from numpy, which rounds as
-IEEE 754 asks. The C library rounds learning rates and mixup's weights; its powers, logarithms and sines have other code without FMA.
+IEEE 754 asks. Learning rates and mixup's weights come from the C library, whose powers, logarithms and sines round otherwise without
+FMA.
 """
 
 import os

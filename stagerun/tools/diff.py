@@ -58,7 +58,7 @@ def diff(
 
     A and B are each a schedule's folder, the output folder of a run (what its stages were trained from), or a snapshot's.
     Differences that change no training (paths, intervals) are listed apart. The exit code is 0 in any case; --json has
-    `same`, of the schedules, and of two runs `equal`.
+    `same`, of the schedules, and `equal`, of what both runs have trained.
 
     Of two runs it also shows the first difference: the stage and iteration, by proofs (`audit_param { proof_iter }`), snapshots and logs;
     the tensors, the positions of the images, and the cause among what the runs record. --first compares the images, too, and trains

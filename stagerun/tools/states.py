@@ -209,10 +209,8 @@ class Search:
             position, text = changed
             batch = self.plans[0].schedule.stage(stage).solver.batch_size
             first.iter = min(first.iter, after + 1 + (position - span[0]) // batch)
-            first.causes.append(Cause("data", text))
-            first.causes.sort(
-                key=lambda cause: cause.kind not in ("schedule", "data")
-            )  # another order follows from the schedule
+            # Another order of images may follow from the schedule.
+            first.causes = sorted([Cause("data", text), *first.causes], key=lambda cause: cause.kind != "schedule")
 
     # Training again
 

@@ -220,7 +220,7 @@ def test_a_recipe_of_another_version_is_refused_with_its_line(tmp_path):
     [
         (["{out}", "--stage", "cyk1"], 64, "did you mean `cyc1`?"),
         (["{schedule}", "--out", "{out}", "--stage", "nothing"], 64, "no stage or ensemble is named `nothing`"),
-        (["{schedule}", "--out", "{base}/none"], 64, "no stage that has ended in"),
+        (["{schedule}", "--out", "{base}/none"], 64, "no stage has ended in"),
         (["{snapshot}", "--stage", "cyc1"], 64, "--set and --stage belong to a schedule's folder"),
         (["cyc1-00000005-a0001"], 64, "no such folder"),
         (["cyc1-00000005-a0007", "--out", "{out}"], 64, "did you mean `cyc1-00000005-a0001`?"),

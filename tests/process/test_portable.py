@@ -210,10 +210,10 @@ def life(emulated: str, schedule: Path, out: Path, workers: int, until: int | No
 def test_an_emulated_processor_has_the_same_bits_for_any_workers_through_kills(data, processor, tmp_path):
     schedules = make(tmp_path / "schedule", data, length=60), make_photos(tmp_path / "photos")
     lives = [(1, 20), (2, 45), (3, 70), (1, 95), (2, None)], [(1, None)]
-    for schedule, its in zip(schedules, lives, strict=True):
+    for schedule, planned in zip(schedules, lives, strict=True):
         native, out = tmp_path / f"{schedule.name}-native", tmp_path / f"{schedule.name}-out"
         done = command("run", schedule, "--out", native, "--nproc", 1)
         assert done.returncode == 0, done.stderr
-        for workers, until in its:
+        for workers, until in planned:
             life(processor, schedule, out, workers, until)
         assert proofs(out) == proofs(native)

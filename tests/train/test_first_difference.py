@@ -272,9 +272,8 @@ PLANTS = {
 @pytest.mark.parametrize("name", PLANTS)
 def test_it_is_named(name, tmp_path, monkeypatch):
     plant = PLANTS[name]
-    if (
-        plant.kind == "threads"
-    ):  # on some processors the bits of this network differ with them, and no planted bit is found
+    # On some processors two threads give this network other bits, and then no planted bit can be found.
+    if plant.kind == "threads":
         unharmed = replace(plant, harm=None, tensor="")
         ends = [train(unharmed, tmp_path / "tried" / of, of == "b", monkeypatch) for of in "ab"]
         if json.loads(diff(*ends, "--json").stdout)["first"] is not None:

@@ -218,14 +218,8 @@ def _ends(target: Target, named: str | None) -> list[Chosen]:
         else:
             states.append(f"stage `{name}` is {state}")
     if not ends:
-        text = "\n  ".join(
-            [
-                f"no stage that has ended in {target.out}"
-                if stage is None
-                else f"`{stage}` has not ended in {target.out}",
-                *states,
-            ]
-        )
+        which = "no stage has" if stage is None else f"`{stage}` has not"
+        text = "\n  ".join([f"{which} ended in {target.out}", *states])
         raise UsageError(text, f"{SETS}; {_snapshots_of(target.out)}")
     tell("\n".join(f"note: {state} and is left out" for state in states))
     return ends
